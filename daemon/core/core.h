@@ -1,0 +1,199 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The core: all decisions of one job, without I/O. It is fed (now, event) and asked for effects; it
+ * never calls out, so a run can be replayed from its events. One thread at a time.
+ *
+ * Work is described, not done: an op names inputs, outputs, what it waits for (tokens) and what it
+ * raises (signals). The engine hands ops to device streams in the order of the effects; streams run
+ * in order; nothing here waits for an op to finish before the next is launched. Completion comes
+ * back as an event, and decides only when memory may be reused by new clients and what is reported,
+ * never what is launched in which order.
+ */
+#ifndef GW_CORE_CORE_H
+#define GW_CORE_CORE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "daemon/core/layout.h"
+#include "proto/shm.h"
+#include "proto/wire.h"
+
+struct core;
+
+struct core_config {
+    uint32_t world;
+    uint64_t join_timeout_ns;
+    uint64_t op_timeout_ns;
+    uint64_t stall_report_ns; /* first report; then at doubled times; default 10 s */
+    uint64_t drop_edges;      /* test builds: bit per row of edges.def; else 0 */
+};
+
+/* ---- references, tokens, ops -------------------------------------------------------------------- */
+
+/* A place in a job's memory. */
+struct core_ref {
+    uint8_t kind;   /* enum gw_arena_kind; GW_ARENA_NONE reads as zeros */
+    int16_t rank;   /* owner, or -1: of the job */
+    uint32_t index; /* where several exist */
+    uint64_t offset_bytes;
+};
+
+/* Something a stream waits for: a client's own timeline. (Order between streams: wait_op.) */
+struct core_token {
+    uint32_t rank;
+    uint32_t index; /* in the client page */
+    uint64_t value;
+};
+
+/* Raise `timeline` (GW_TIMELINE) of a rank's pages to value. */
+struct core_signal {
+    uint32_t rank;
+    uint32_t timeline;
+    uint64_t value;
+    uint64_t offset; /* into slot.offset (unit slots) */
+};
+
+enum core_stream {
+    CORE_STREAM_REDUCE,  /* one for the job: reductions and collectives */
+    CORE_STREAM_CONTROL, /* one for the job: verdict, barriers of a step */
+    CORE_STREAM_GATHER,  /* one per rank: its gathers */
+};
+
+enum core_op_kind {
+    CORE_OP_REDUCE_SCATTER, /* out[r][0..numel) = (acc +) scale * sum_q in[q][slice of r] */
+    CORE_OP_ALL_REDUCE,     /* out[r][0..world*numel) (acc +)= scale * sum_q in[q], every r */
+    CORE_OP_ALL_GATHER,     /* collectives layer: out[r][q*numel ..] = in[q][0..numel), every r */
+    CORE_OP_GATHER,         /* ZeRO: `bucket_count` buckets of all owners to out[0], for op.rank */
+    CORE_OP_BROADCAST,      /* out[r] = in[0], every r but op.rank (the root) */
+    CORE_OP_BARRIER,        /* nothing but its signals */
+    CORE_OP_LOCAL_ADD,      /* out[0] = in[0] or out[0] + in[0], `numel`; no communication */
+    CORE_OP_ZERO,           /* out[0][0..numel) = 0 */
+    CORE_OP_VERDICT,        /* norm and flags of all buckets -> verdict of every rank's board */
+};
+
+/* Arrays belong to the core and are valid until the next core_next_effect or core_handle. */
+struct core_op {
+    uint64_t id; /* from 1, in launch order */
+    uint8_t kind;
+    uint8_t stream;
+    uint8_t traffic;    /* enum gw_kind under which the fabric counts it; GW_KINDS: not counted */
+    uint8_t accumulate; /* 1: add to out, 0: overwrite */
+    uint8_t measure;    /* 1: a pass of gw_measure_sync: not counted */
+    uint8_t partials;   /* 1: leave squares and non-finite counts of `bucket` for the verdict */
+    uint8_t in_place_skip; /* GATHER: the rank's own slice is there already */
+    uint32_t rank;      /* GATHER, LOCAL_ADD, ZERO: for whom; BROADCAST: the root */
+    uint32_t world;     /* members: entries of in and out */
+    const uint32_t *members; /* their ranks, in group order */
+    float scale;
+    uint32_t bucket, bucket_count;
+    uint64_t numel; /* elements of one rank's slice (padded); else as said at the kind */
+    uint64_t payload_bytes, padding_bytes;
+    uint64_t ready_ns; /* when the last rank had submitted */
+    uint64_t wait_op;  /* an op of another stream to wait for; 0: none */
+    const struct core_ref *in, *out;
+    const struct core_token *waits;
+    uint32_t wait_count;
+    const struct core_signal *signals;
+    uint32_t signal_count;
+    /* VERDICT */
+    uint64_t step;
+    double clip_norm;
+    uint64_t digest;
+    uint32_t used_params;
+    const uint8_t *used_bits; /* ceil(params/8) bytes */
+    const uint8_t *used_buckets; /* 1 per bucket that holds a gradient this step */
+};
+
+/* ---- events ------------------------------------------------------------------------------------- */
+
+enum core_event_kind {
+    CORE_EV_JOIN,       /* rank, request, world: the id was right. Reply JOINED or an error */
+    CORE_EV_LEAVE,      /* rank: on purpose */
+    CORE_EV_LOST,       /* rank: process or connection is gone; text: how */
+    CORE_EV_REQUEST,    /* rank, msg: a decoded client message (REGISTER, SEAL, READY, ...) */
+    CORE_EV_BUILT,      /* answer to CORE_EFF_BUILD: code, text */
+    CORE_EV_OVERFLOW,   /* answer to CORE_EFF_OVERFLOW: rank, code */
+    CORE_EV_BUFFER,     /* a registered buffer was made: rank, buffer id in `index`, size_bytes */
+    CORE_EV_OP_DONE,    /* op, started_ns, done_ns */
+    CORE_EV_TICK,       /* time passed: core_deadline_ns */
+    CORE_EV_ARENA_LOST, /* (devices with faults) code, text: the job cannot go on */
+};
+
+struct core_event {
+    enum core_event_kind kind;
+    uint32_t rank;
+    uint32_t request;
+    uint32_t world;
+    uint32_t index;
+    int code;
+    uint64_t size_bytes;
+    uint64_t op, started_ns, done_ns;
+    const struct wire_msg *msg; /* REQUEST; caller keeps it */
+    const char *text;
+};
+
+/* ---- effects ------------------------------------------------------------------------------------ */
+
+enum core_effect_kind {
+    CORE_EFF_REPLY,    /* rank, reply: send it (the engine adds id, hash, descriptors) */
+    CORE_EFF_LAUNCH,   /* op */
+    CORE_EFF_SIGNAL,   /* signal, once after_op is done (0: now) */
+    CORE_EFF_BUILD,    /* all ranks sealed alike: make arenas (core_arena_bytes), boards; keep what
+                        * exists with the right size (re-join) but zero GRADS, ACC, RING, POOL */
+    CORE_EFF_OVERFLOW, /* rank: make arena OVERFLOW `index` of max_bucket_numel */
+    CORE_EFF_FAIL,     /* code, rank (cause, or UINT32_MAX), text: tell every rank; job is broken */
+    CORE_EFF_DROP,     /* rank, code, text: this client broke the protocol: close it */
+    CORE_EFF_PARAM_IO, /* rank, io: copy between staging and parameters now, then send `reply` */
+    CORE_EFF_REPORT,   /* text: a stall, for log and status; "" : over */
+    CORE_EFF_END,      /* the job cannot re-form any more (join deadline passed): end the engine */
+};
+
+struct core_effect {
+    enum core_effect_kind kind;
+    uint32_t rank, index;
+    int code;
+    uint64_t after_op;
+    struct core_signal signal;
+    struct core_op op;
+    struct {
+        uint32_t write, param;
+        uint64_t offset, count; /* elements, inside the parameter; count * 4 <= GW_STAGING_BYTES */
+    } io;
+    struct wire_msg reply; /* type, request and u set; GW_E_* replies are WIRE_DONE */
+    char text[GW_TEXT_MAX + 1];
+};
+
+int core_new(const struct core_config *config, struct core **ret_core);
+struct core *core_free(struct core *core);
+
+/* 0, or GW_E_NOMEM / GW_E_INTERNAL: the engine must end. Everything a client does wrong is an
+ * effect, never an error here. */
+int core_handle(struct core *core, uint64_t now_ns, const struct core_event *event);
+/* Takes the next effect. False: none. */
+bool core_next_effect(struct core *core, struct core_effect *ret_effect);
+/* When core_handle(TICK) is due at the latest; UINT64_MAX: never. */
+uint64_t core_deadline_ns(const struct core *core);
+
+/* ---- what the engine may ask -------------------------------------------------------------------- */
+
+enum gw_job_state core_state(const struct core *core);
+uint32_t core_generation(const struct core *core);
+uint64_t core_present(const struct core *core); /* bit per rank */
+uint64_t core_steps(const struct core *core);
+const struct layout *core_layout(const struct core *core);      /* NULL before BUILD */
+const struct wire_seal *core_options(const struct core *core);  /* defaults filled in */
+/* Bytes of a rank's arena under the sealed layout; 0: it has none. rank -1: of the job. */
+uint64_t core_arena_bytes(const struct core *core, enum gw_arena_kind kind, int rank);
+/* Where bucket b's slice of rank r's parameters lies (source of gathers). */
+struct core_ref core_param_slice(const struct core *core, uint32_t bucket, uint32_t rank);
+/* Where element `offset` of a parameter lies in rank r's memory; stage 3: r must be the owner.
+ * *ret_count: how many elements from there on are contiguous. */
+struct core_ref core_param_ref(const struct core *core, uint32_t param, uint64_t offset,
+                               uint32_t *ret_owner, uint64_t *ret_count);
+/* Steps, prefetch, overflow and comm times of a rank into msg->u.stats (traffic is counted by the
+ * fabric, memory by the engine's arenas). */
+void core_stats(const struct core *core, uint32_t rank, struct wire_msg *msg);
+
+#endif

@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The ZeRO layer of the core: ledger of gradients, steps, updates, fetches, for one sealed layout
+ * and one group (the world). Pure; one thread. core.c owns membership and hands its events over.
+ */
+#ifndef GW_CORE_ZERO_H
+#define GW_CORE_ZERO_H
+
+#include "daemon/core/core.h"
+#include "daemon/core/effects.h"
+
+struct zero;
+
+/* Something a client did that ends the job, and whose fault it was. */
+struct core_fault {
+    int code;
+    uint32_t rank; /* cause, or UINT32_MAX */
+    char text[GW_TEXT_MAX + 1];
+};
+
+/* The oldest thing that some ranks wait for. */
+struct core_wait {
+    uint64_t since_ns; /* when the first rank arrived */
+    uint64_t missing;  /* bit per rank that has not arrived */
+    char text[GW_TEXT_MAX + 1]; /* "reduce-scatter of bucket 3 (step 12)" */
+};
+
+/* `layout` and `effects` stay the caller's. options: defaults filled in. */
+int zero_new(const struct layout *layout, const struct wire_seal *options, uint32_t world,
+             uint64_t drop_edges, struct effects *effects, struct zero **ret_zero);
+struct zero *zero_free(struct zero *zero);
+
+/* REQUEST events of types READY, ACQUIRE, MICRO_END, STEP_END, UPDATE_BEGIN, UPDATE_COMMIT, FETCH,
+ * RELEASE, PARAM_IO, MEASURE; and OVERFLOW. 0, or < 0 with *ret_fault: the job fails. */
+int zero_event(struct zero *zero, uint64_t now_ns, const struct core_event *event,
+               struct core_fault *ret_fault);
+/* An op of this layer (or any other: ignored) is done. */
+void zero_op_done(struct zero *zero, uint64_t now_ns, uint64_t op, uint64_t started_ns,
+                  uint64_t done_ns);
+/* Rank is gone for good in this generation: true if something waits, or will wait, for it. */
+bool zero_needs(const struct zero *zero, uint32_t rank);
+/* Oldest wait; false: none. */
+bool zero_oldest_wait(const struct zero *zero, struct core_wait *ret_wait);
+/* All ranks are back with an equal layout: forget the unfinished step. GW_E_TORN with *ret_fault if
+ * an owner died inside its update or versions differ between owners. */
+int zero_reattach(struct zero *zero, struct core_fault *ret_fault);
+
+uint64_t zero_steps(const struct zero *zero);
+uint64_t zero_arena_bytes(const struct zero *zero, enum gw_arena_kind kind, int rank);
+struct core_ref zero_param_slice(const struct zero *zero, uint32_t bucket, uint32_t rank);
+struct core_ref zero_param_ref(const struct zero *zero, uint32_t param, uint64_t offset,
+                               uint32_t *ret_owner, uint64_t *ret_count);
+void zero_stats(const struct zero *zero, uint32_t rank, struct wire_msg *msg);
+
+#endif

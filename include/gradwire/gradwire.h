@@ -1,0 +1,372 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * libgradwire: the client side of gradwire, for one training process (one rank).
+ *
+ * Rules that hold for every call
+ *  - Returns 0 or a negative GW_E_* value (errors.h). gw_last_error() has the thread's message: what
+ *    happened, to whom, and what to do.
+ *  - May be made from any thread. The library starts no thread, installs no signal handler, never
+ *    exits, prints, or changes the environment.
+ *  - Only gw_wait*, *_sync and set-up calls block; each takes timeout_ns (GW_FOREVER: the job's own
+ *    deadlines alone bound it; 0: poll). All other calls return at once.
+ *  - Option structs start with struct_size = sizeof(struct). A zero field means its default.
+ *  - Handles are dead in a forked child (GW_E_FORKED).
+ *  - Sizes of tensors are elements unless the name ends in _bytes. Values are fp32 in this release.
+ *
+ * A rank's life: gw_job_create (rank 0) or gw_job_join (others, with rank 0's id) -> gw_param_add...
+ * -> gw_seal -> gw_param_write_sync (initial values), gw_barrier -> steps -> gw_job_close.
+ *
+ * A step: for each unit in forward order gw_fetch, gw_wait, use gw_param_ptr, gw_release; in backward
+ * the same in reverse, and for each parameter gw_grad_acquire_sync, write, gw_grad_ready;
+ * gw_step_end, gw_wait_step (verdict); gw_update_begin, gw_wait, write the shard's spans,
+ * gw_update_commit. The same calls serve all stages.
+ */
+#ifndef GRADWIRE_GRADWIRE_H
+#define GRADWIRE_GRADWIRE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include <gradwire/errors.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(__GNUC__)
+#define GW_API __attribute__((visibility("default")))
+#else
+#define GW_API
+#endif
+
+#define GW_VERSION_MAJOR 0
+#define GW_VERSION_MINOR 1
+#define GW_VERSION_PATCH 0
+
+#define GW_FOREVER INT64_MAX
+#define GW_JOB_ID_MAX 256
+#define GW_TAG_CHARS 17 /* 16 hex digits and the final 0 */
+
+typedef struct gw_job gw_job;
+
+/* A point on a timeline: a 64-bit word that only rises; reached once the word is >= value.
+ * Plain data: copy it freely. A token with timeline 0 is always reached. */
+struct gw_token {
+    uint32_t timeline;
+    uint32_t reserved;
+    uint64_t value;
+};
+
+/* "0.1.0"; static storage. */
+GW_API const char *gw_version(void);
+/* "GW_E_TIMEOUT" and the table's message; static storage; "GW_E_?" for unknown values. */
+GW_API const char *gw_error_name(int error);
+GW_API const char *gw_error_message(int error);
+/* Text of the calling thread's last failed call; valid until its next call. */
+GW_API const char *gw_last_error(void);
+
+/* ---- job ------------------------------------------------------------------------------------ */
+
+struct gw_job_id {
+    uint32_t size_bytes;
+    uint8_t bytes[GW_JOB_ID_MAX]; /* opaque; holds the job's secret: treat it like a key */
+};
+
+struct gw_job_options {
+    size_t struct_size;
+    const char *socket_path;  /* NULL: $GRADWIRE_SOCKET, else /run/gradwire/gradwired.sock */
+    uint32_t rank;            /* 0 .. world-1 */
+    uint32_t world;           /* ranks of the job, >= 1 */
+    int64_t timeout_ns;       /* for connecting and the handshake; default 30 s */
+    int64_t join_timeout_ns;  /* creator only: all ranks must have joined; default 300 s */
+    int64_t op_timeout_ns;    /* creator only: deadline of every op; default 1800 s */
+    int64_t linger_ns;        /* creator only: engine's life after its last client; 0: the daemon's
+                               * setting; negative: none */
+    uint64_t link_bytes_per_s; /* creator only, tests and demo: simulated link per rank; 0: off */
+    const char *name;         /* shown by gwctl, <= 63 bytes; default: program's name */
+};
+
+/* Starts a job and joins it as options->rank. Does not wait for the other ranks. */
+GW_API int gw_job_create(const struct gw_job_options *options, gw_job **ret_job);
+/* Joins the job that `id` names (also again, after GW_E_PEER_LOST: the job re-forms as the next
+ * generation and shards are kept). Does not wait for the other ranks. Refuses another world size
+ * than the creator's and a rank that is taken. */
+GW_API int gw_job_join(const struct gw_job_options *options, const struct gw_job_id *id,
+                       gw_job **ret_job);
+/* Leaves the job and frees everything of the handle; NULL is fine; returns NULL. Pointers into
+ * service memory die with it. */
+GW_API gw_job *gw_job_close(gw_job *job);
+GW_API int gw_job_get_id(gw_job *job, struct gw_job_id *ret_id);
+/* The job's public name: 16 hex digits. */
+GW_API int gw_job_tag(gw_job *job, char ret_tag[GW_TAG_CHARS]);
+GW_API uint32_t gw_job_rank(const gw_job *job);
+GW_API uint32_t gw_job_world(const gw_job *job);
+GW_API uint32_t gw_job_generation(const gw_job *job);
+/* Set-up: returns when all ranks have joined. */
+GW_API int gw_job_wait_ready(gw_job *job, int64_t timeout_ns);
+/* Descriptor that turns readable when any of the job's tokens is reached or the job fails; for
+ * event loops. Owned by the job. Call gw_job_event_clear after each wake-up, then poll tokens. */
+GW_API int gw_job_event_fd(gw_job *job, int *ret_fd);
+GW_API int gw_job_event_clear(gw_job *job);
+
+/* Passing the id through a file that only its owner can read. save: refuses an existing file
+ * (O_EXCL|O_NOFOLLOW, mode 0600), complete or absent for readers. load: waits up to timeout_ns for
+ * the file; refuses a file of another user or readable by others. */
+GW_API int gw_job_id_save(const struct gw_job_id *id, const char *path);
+GW_API int gw_job_id_load(const char *path, int64_t timeout_ns, struct gw_job_id *ret_id);
+
+/* ---- tokens ---------------------------------------------------------------------------------- */
+
+/* Waits for one token. GW_E_TIMEOUT leaves it valid. Fails at once with the job's error when the
+ * job has failed (GW_E_PEER_LOST, GW_E_MISMATCH, GW_E_ENGINE_LOST, ...), unless the token had been
+ * reached before. */
+GW_API int gw_wait(gw_job *job, struct gw_token token, int64_t timeout_ns);
+/* First reached of `count` tokens; its index in *ret_index. */
+GW_API int gw_wait_any(gw_job *job, const struct gw_token *tokens, size_t count,
+                       int64_t timeout_ns, size_t *ret_index);
+GW_API int gw_wait_all(gw_job *job, const struct gw_token *tokens, size_t count,
+                       int64_t timeout_ns);
+/* 1 reached, 0 not yet, negative: job failed. Never blocks. */
+GW_API int gw_test(gw_job *job, struct gw_token token);
+
+/* The caller's own timelines, for gradients that another thread of this process is still writing:
+ * give {timeline, value} to gw_grad_ready, raise it when the writes are done. At most 64. */
+GW_API int gw_timeline_new(gw_job *job, uint32_t *ret_timeline);
+GW_API int gw_timeline_raise(gw_job *job, uint32_t timeline, uint64_t value);
+
+/* ---- collectives ------------------------------------------------------------------------------
+ * Ops of all ranks on a group run in the order of the calls; the n-th call of each rank must be the
+ * same op (kind, name, count, scale), or all ranks get one GW_E_MISMATCH naming both sides, before
+ * any byte is summed. At most 64 ops are in flight per rank (GW_E_AGAIN beyond). Sums are the fixed
+ * tree ((0+1)+(2+3))+..., in fp32, times (float)scale. In place is allowed where said.
+ */
+
+typedef struct gw_buffer gw_buffer;
+enum { GW_GROUP_WORLD = 0 };
+
+/* Ordered subset of the job's ranks; every member calls it with the same list, in the same order of
+ * calls. Set-up call. */
+GW_API int gw_group_new(gw_job *job, const uint32_t *ranks, uint32_t count, int64_t timeout_ns,
+                        uint32_t *ret_group);
+/* Zeroed memory made by the service and mapped here. Set-up call; free waits for nothing and is
+ * refused (GW_E_BUSY) while an op uses the buffer. */
+GW_API int gw_buffer_new(gw_job *job, size_t size_bytes, gw_buffer **ret_buffer);
+GW_API int gw_buffer_free(gw_job *job, gw_buffer *buffer);
+GW_API void *gw_buffer_data(gw_buffer *buffer);
+GW_API size_t gw_buffer_size(const gw_buffer *buffer);
+
+struct gw_slice {
+    gw_buffer *buffer;
+    uint64_t offset; /* elements */
+};
+
+struct gw_op_options {
+    size_t struct_size;
+    const char *name; /* <= 63 bytes; told when ranks differ */
+    double scale;     /* 0: 1 */
+    uint32_t group;
+};
+
+/* recv[count] = scale * sum over ranks of send[rank*count ...]; send holds count*group size. recv
+ * may be the rank's own slice of send. */
+GW_API int gw_reduce_scatter(gw_job *job, struct gw_slice send, struct gw_slice recv,
+                             uint64_t count, const struct gw_op_options *options,
+                             struct gw_token *ret_token);
+/* recv[r*count ...] = send[count] of rank r; send may be the rank's own slice of recv. */
+GW_API int gw_all_gather(gw_job *job, struct gw_slice send, struct gw_slice recv, uint64_t count,
+                         const struct gw_op_options *options, struct gw_token *ret_token);
+/* recv[count] = scale * sum of send[count]; recv may be send. */
+GW_API int gw_all_reduce(gw_job *job, struct gw_slice send, struct gw_slice recv, uint64_t count,
+                         const struct gw_op_options *options, struct gw_token *ret_token);
+/* data[count] of group member `root` to all. */
+GW_API int gw_broadcast(gw_job *job, struct gw_slice data, uint64_t count, uint32_t root,
+                        const struct gw_op_options *options, struct gw_token *ret_token);
+GW_API int gw_barrier(gw_job *job, const struct gw_op_options *options,
+                      struct gw_token *ret_token);
+
+/* ---- ZeRO: set-up ----------------------------------------------------------------------------- */
+
+enum gw_accumulate { GW_ACCUMULATE_AUTO = 0, GW_ACCUMULATE_LOCAL = 1, GW_ACCUMULATE_SHARD = 2 };
+enum gw_gather { GW_GATHER_PRIVATE = 0, GW_GATHER_MAPPED = 1 };
+enum gw_unused { GW_UNUSED_ZERO = 0, GW_UNUSED_ERROR = 1 };
+
+struct gw_zero_options {
+    size_t struct_size;
+    uint32_t stage;             /* 0..3 */
+    uint32_t accumulate;        /* enum gw_accumulate; auto: local in stages 0-1, shard in 2-3 */
+    uint32_t gather;            /* enum gw_gather; mapped: stage 3, one node, host memory */
+    uint32_t unused;            /* enum gw_unused: what a parameter without gradient is at step end */
+    uint32_t overlap_off;       /* 1: nothing starts before every rank's last gradient, no prefetch */
+    uint32_t ring_slots;        /* bucket buffers per rank (stages 2-3, accumulate shard); default 3 */
+    uint32_t micro_steps;       /* gw_micro_step_end calls per step + 1, at most; default 1 */
+    uint32_t shard_align_bytes; /* slices are multiples of it; power of 2, 4..4096; default 64 */
+    uint64_t bucket_bytes;      /* of one bucket before padding; > 0, no default: say it */
+    double scale;               /* of the sum; 0: 1/world (mean) */
+    double clip_norm;           /* 0: none; else clip factor min(1, clip_norm/(norm+1e-6)) */
+    uint64_t gather_bytes;      /* stage 3: budget of gathered units per rank; 0: three largest */
+    uint64_t prefetch_bytes;    /* stage 3: gathered ahead; 0: the largest unit */
+};
+
+/* Names the next parameter of this rank (index = order of calls from 0). numel may be 0. `unit`
+ * groups neighbouring parameters that are fetched together (a layer); NULL: a unit of its own.
+ * All ranks must register the same list. */
+GW_API int gw_param_add(gw_job *job, const char *name, uint64_t numel, const char *unit,
+                        uint32_t *ret_param);
+/* Set-up: every rank calls it; returns when the layout is agreed and memory is mapped. On re-joining
+ * a job with the same list and options, shards keep their values; GW_E_TORN if an owner died inside
+ * an update (gw_last_error names the shard's rank; the job must be started anew). */
+GW_API int gw_seal(gw_job *job, const struct gw_zero_options *options, int64_t timeout_ns);
+
+struct gw_layout_info {
+    uint32_t buckets;
+    uint32_t units;       /* as registered, in order of first parameter */
+    uint32_t fetch_units; /* stage 3: after merging small neighbours; else = units */
+    uint32_t params;
+    uint64_t numel;        /* sum of parameters */
+    uint64_t padded_numel; /* sum of padded buckets */
+    uint8_t hash[32];      /* BLAKE2b of the layout page; equal on all ranks */
+};
+struct gw_bucket_info {
+    uint64_t offset;       /* of its first element in the flat, padded order */
+    uint64_t numel;        /* without padding */
+    uint64_t padded_numel; /* multiple of world; rank r owns [r*padded/world, (r+1)*padded/world) */
+    uint32_t fetch_unit;
+};
+struct gw_piece_info { /* part of a parameter that lies in one bucket */
+    uint32_t bucket;
+    uint64_t bucket_offset; /* elements from the bucket's start */
+    uint64_t param_offset;
+    uint64_t numel;
+};
+GW_API int gw_layout(gw_job *job, struct gw_layout_info *ret_info);
+GW_API int gw_layout_bucket(gw_job *job, uint32_t bucket, struct gw_bucket_info *ret_info);
+/* Pieces of a parameter: 0 (zero-size), 1, or more where it is cut. */
+GW_API int gw_param_pieces(gw_job *job, uint32_t param, uint32_t *ret_count);
+GW_API int gw_param_piece(gw_job *job, uint32_t param, uint32_t piece,
+                          struct gw_piece_info *ret_info);
+GW_API int gw_param_unit(gw_job *job, uint32_t param, uint32_t *ret_unit);
+
+/* Values into and out of the shards (all replicas, in stages 0-2), from any rank, any part, between
+ * steps only (no unit fetched, no gradient of a new step declared). Other ranks see a write after
+ * the next gw_barrier. */
+GW_API int gw_param_write_sync(gw_job *job, uint32_t param, uint64_t offset, uint64_t count,
+                               const float *values, int64_t timeout_ns);
+GW_API int gw_param_read_sync(gw_job *job, uint32_t param, uint64_t offset, uint64_t count,
+                              float *ret_values, int64_t timeout_ns);
+
+/* ---- ZeRO: a step ----------------------------------------------------------------------------- */
+
+/* Asks for the registered unit's parameters; the token is reached when they may be read. Each fetch
+ * needs one release. Any order, any subset of ranks. */
+GW_API int gw_fetch(gw_job *job, uint32_t unit, struct gw_token *ret_token);
+GW_API int gw_release(gw_job *job, uint32_t unit);
+/* Read-only values of a parameter whose unit is fetched (token reached); numel elements, contiguous;
+ * valid until release. */
+GW_API int gw_param_ptr(gw_job *job, uint32_t param, const float **ret_values);
+
+/* Where to write a piece's gradient: a view of service memory, valid until its gw_grad_ready. Waits
+ * until an earlier reader of that memory is done. */
+GW_API int gw_grad_acquire_sync(gw_job *job, uint32_t param, uint32_t piece, int64_t timeout_ns,
+                                float **ret_values, uint64_t *ret_count);
+
+enum {
+    GW_GRAD_FINAL = 0,           /* last contribution of this step */
+    GW_GRAD_ACCUMULATE = 1u << 0, /* more micro-steps follow for this parameter */
+    GW_GRAD_RUNNING = 1u << 1    /* the buffer holds the sum so far (accumulate local only) */
+};
+/* The piece's gradient is written, or will be once all of `tokens` (own timelines, at most 4) are
+ * reached. Twice for a piece in one micro-step is GW_E_DUPLICATE. */
+GW_API int gw_grad_ready(gw_job *job, uint32_t param, uint32_t piece, uint32_t flags,
+                         const struct gw_token *tokens, size_t token_count);
+/* Convenience: copies the whole parameter's gradient from the caller's memory, piece by piece
+ * (acquire, copy, ready). The copy is counted (gw_stats.copied_in_bytes). */
+GW_API int gw_grad_put_sync(gw_job *job, uint32_t param, const float *values, uint32_t flags,
+                            int64_t timeout_ns);
+/* Ends a micro-step that is not the step's last. Missing gradients count as zero. */
+GW_API int gw_micro_step_end(gw_job *job);
+
+struct gw_verdict {
+    uint64_t step;         /* from 1 */
+    double norm;           /* 2-norm of the reduced gradient, rounded to fp32 */
+    float clip_factor;     /* 1 without clip_norm */
+    uint32_t nonfinite;    /* 1: an infinity or NaN was found; clip_factor is then 0 */
+    uint32_t first_bucket; /* of the first non-finite value */
+    uint32_t used_params;  /* parameters with a gradient on any rank */
+};
+/* Ends the step: missing gradients are zero-filled (or GW_E_UNUSED). The token is reached when the
+ * verdict is in. */
+GW_API int gw_step_end(gw_job *job, struct gw_token *ret_token);
+/* Waits for the step's reductions and verdict (the same on all ranks). */
+GW_API int gw_wait_step(gw_job *job, int64_t timeout_ns, struct gw_verdict *ret_verdict);
+/* 1: the parameter had a gradient on some rank in the last step. */
+GW_API int gw_param_used(gw_job *job, uint32_t param);
+
+/* The rank's shard: one span per bucket. Stage 0: the whole bucket. */
+struct gw_span {
+    uint32_t bucket;
+    uint64_t bucket_offset; /* of the span in its bucket */
+    uint64_t shard_offset;  /* of the span in shard arrays */
+    uint64_t numel;
+    uint64_t valid_numel; /* the rest is padding */
+    float *params;        /* write only between update begin (reached) and commit */
+    const float *grads;   /* reduced gradient, from the verdict to commit */
+};
+GW_API int gw_shard_spans(gw_job *job, const struct gw_span **ret_spans, uint32_t *ret_count);
+/* Named fp32 array of the shard's shape (sum of span numels), zeroed when new; lives with the shard,
+ * also over a re-join. Set-up call. */
+GW_API int gw_shard_array(gw_job *job, const char *name, float **ret_values, uint64_t *ret_numel);
+
+/* begin: reached when every rank's step has ended, so that nobody reads old values any more.
+ * commit: the shard's new version may be served. A step may also end without an update: simply go
+ * on with the next fetch or gradient. */
+GW_API int gw_update_begin(gw_job *job, struct gw_token *ret_token);
+GW_API int gw_update_commit(gw_job *job);
+
+/* ---- figures ---------------------------------------------------------------------------------- */
+
+enum gw_kind {
+    GW_KIND_ALL_REDUCE,
+    GW_KIND_REDUCE_SCATTER,
+    GW_KIND_ALL_GATHER,
+    GW_KIND_BROADCAST,
+    GW_KIND_CONTROL,
+    GW_KINDS
+};
+enum gw_memory {
+    GW_MEMORY_PARAMS,
+    GW_MEMORY_GRADIENTS,
+    GW_MEMORY_BUCKETS,
+    GW_MEMORY_GATHERED,
+    GW_MEMORY_OPTIMIZER,
+    GW_MEMORIES
+};
+struct gw_counters {
+    uint64_t calls;
+    uint64_t payload_bytes; /* nccl-tests' size, without padding */
+    uint64_t padding_bytes;
+    uint64_t ring_bytes;  /* computed: what a ring would send per rank */
+    uint64_t moved_bytes; /* added up inside the copy and sum loops for this rank */
+};
+/* This rank's figures since the seal. Times are ns. */
+struct gw_stats {
+    size_t struct_size;
+    uint64_t steps;
+    struct gw_counters kinds[GW_KINDS];
+    uint64_t memory_bytes[GW_MEMORIES];
+    uint64_t prefetch_hits, prefetch_misses, prefetch_drops;
+    uint64_t gathered_bytes_now, gathered_bytes_max;
+    uint64_t overflow_slots;
+    uint64_t copied_in_bytes;
+    uint64_t comm_ns;       /* per step united intervals started..done of this rank's ops, summed */
+    uint64_t comm_alone_ns; /* one step's ops, as measured by gw_measure_sync; 0: not measured */
+    uint64_t late_ns, queued_ns, exposed_ns, wakeup_ns; /* the rank's waits, split without rest */
+};
+GW_API int gw_stats_sync(gw_job *job, int64_t timeout_ns, struct gw_stats *ret_stats);
+/* Runs each op of a step three times while no rank computes, for comm_alone (medians). Every rank
+ * calls it, after gw_seal and the initial values, before the first step; not counted elsewhere. */
+GW_API int gw_measure_sync(gw_job *job, int64_t timeout_ns);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,150 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Every structure that lies in memory shared between processes. WIRE.md draws them.
+ *
+ *   client page   client writes, engine reads   wait flag, the client's own timelines
+ *   engine page   engine writes, client reads   wake word, error, slots of collective ops
+ *   board         engine writes, client reads   per sealed layout: step, update, bucket, unit slots,
+ *                                               verdict, used-parameter bits
+ *   stats page    engine writes, gradwired reads   one per engine
+ *
+ * A reader treats the content as hostile: copy, then check. Slots: the writer stores the time stamps
+ * and offset first, then `value` with release; a reader loads `value` with acquire, reads the rest,
+ * and trusts it only if `value` is still the same. All times are CLOCK_MONOTONIC ns.
+ */
+#ifndef GW_PROTO_SHM_H
+#define GW_PROTO_SHM_H
+
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "proto/limits.h"
+
+#define GW_SHM_MAGIC 0x31485347u /* "GSH1" */
+#define GW_SHM_VERSION 1u
+#define GW_PAGE_BYTES 4096u
+
+enum gw_shm_kind {
+    GW_SHM_CLIENT = 1,
+    GW_SHM_ENGINE = 2,
+    GW_SHM_BOARD = 3,
+    GW_SHM_STATS = 4,
+};
+
+struct gw_shm_header {
+    uint32_t magic;
+    uint32_t version;
+    uint32_t kind; /* enum gw_shm_kind */
+    uint32_t size; /* bytes of the whole mapping's used part */
+};
+
+/* One timeline with the time stamps of the op that last raised it; a cache line. */
+struct gw_shm_slot {
+    _Atomic uint64_t value;
+    uint64_t ready_ns;   /* last rank had submitted */
+    uint64_t started_ns;
+    uint64_t done_ns;
+    uint64_t offset; /* unit slots, stage 3 private: bytes into the gather pool arena */
+    uint64_t reserved[3];
+};
+
+struct gw_client_page {
+    struct gw_shm_header header;
+    _Atomic uint32_t waiting; /* > 0: some thread sleeps on the engine page's wake word */
+    uint32_t reserved[11];
+    _Atomic uint64_t timeline[GW_TIMELINES_MAX];
+};
+
+struct gw_shm_error { /* written once, before engine_page.error */
+    uint32_t rank;    /* that caused it, or UINT32_MAX */
+    uint32_t reserved;
+    char text[GW_TEXT_MAX + 1];
+};
+
+struct gw_engine_page {
+    struct gw_shm_header header;
+    _Atomic uint32_t wake;  /* futex word, +1 at each completion or failure */
+    _Atomic int32_t error;  /* 0, or the GW_E_* that ended the job */
+    uint32_t reserved[10];
+    struct gw_shm_error failure;
+    uint8_t pad[8];
+    struct gw_shm_slot op[GW_OPS_IN_FLIGHT]; /* op n raises slot n % 64 to n; n from 1 */
+};
+
+struct gw_shm_verdict { /* valid for step == board.step.value while unchanged */
+    uint64_t step;
+    double norm;
+    float clip_factor;
+    uint32_t nonfinite;
+    uint32_t first_bucket;
+    uint32_t used_params;
+    uint64_t digest; /* of the step's ops; equal on all ranks */
+};
+
+/* Header, then `buckets` slots, then `units` slots, then ceil(params/8) bytes of used bits. */
+struct gw_shm_board {
+    struct gw_shm_header header;
+    uint32_t buckets;
+    uint32_t units;
+    uint32_t params;
+    uint32_t reserved[9];
+    struct gw_shm_slot step;   /* value: steps whose verdict is in */
+    struct gw_shm_slot update; /* value: steps that every rank has ended */
+    struct gw_shm_verdict verdict;
+    uint8_t pad[24];
+    struct gw_shm_slot slots[];
+};
+
+enum gw_job_state {
+    GW_JOB_FORMING = 1,
+    GW_JOB_SEALED = 2,
+    GW_JOB_RUNNING = 3,
+    GW_JOB_BROKEN = 4,
+    GW_JOB_LINGERING = 5,
+};
+
+/* Written under a sequence lock: odd while being written. */
+struct gw_stats_page {
+    struct gw_shm_header header;
+    _Atomic uint32_t sequence;
+    uint32_t state; /* enum gw_job_state */
+    uint32_t world;
+    uint32_t ranks_present;
+    uint32_t stage; /* UINT32_MAX before the seal */
+    uint32_t generation;
+    uint64_t steps;
+    uint64_t started_ns;
+    uint64_t memory_bytes;   /* of all arenas */
+    uint64_t calls[5];       /* by enum gw_kind, rank 0's */
+    uint64_t payload_bytes[5];
+    uint64_t moved_bytes[5];
+    char name[GW_LABEL_MAX + 1];
+    char wait[GW_TEXT_MAX + 1]; /* what the job waits for, if it stalls; else "" */
+};
+
+_Static_assert(sizeof(struct gw_shm_slot) == 64, "slot is a cache line");
+_Static_assert(sizeof(struct gw_client_page) <= GW_PAGE_BYTES, "client page fits");
+_Static_assert(sizeof(struct gw_shm_verdict) == 40, "verdict");
+_Static_assert(offsetof(struct gw_engine_page, op) % 64 == 0, "slots are aligned");
+_Static_assert(offsetof(struct gw_shm_board, slots) == 256, "slots are aligned");
+_Static_assert(sizeof(struct gw_stats_page) <= GW_PAGE_BYTES, "stats page fits");
+
+#define GW_ENGINE_PAGE_BYTES 8192u
+_Static_assert(sizeof(struct gw_engine_page) <= GW_ENGINE_PAGE_BYTES, "engine page fits");
+
+/* Token timelines: class in the upper 8 bits, index in the lower 24. 0 is "always reached". */
+enum gw_timeline_class {
+    GW_TL_NONE = 0,
+    GW_TL_OP = 1,     /* engine page, op slot */
+    GW_TL_BUCKET = 2, /* board; value: the rank's contributions to the bucket that are consumed */
+    GW_TL_UNIT = 3,   /* board, registered unit; value: the rank's fetches served */
+    GW_TL_STEP = 4,   /* board.step */
+    GW_TL_UPDATE = 5, /* board.update */
+    GW_TL_CLIENT = 6, /* client page */
+};
+#define GW_TIMELINE(cls, index) (((uint32_t)(cls) << 24) | (uint32_t)(index))
+#define GW_TIMELINE_CLASS(t) ((t) >> 24)
+#define GW_TIMELINE_INDEX(t) ((t)&0xffffffu)
+
+#endif
