@@ -1,0 +1,186 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Unions of time intervals, and the split of a wait. Pure; one thread per object. */
+#include "daemon/base/intervals.h"
+
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "gradwire/errors.h"
+
+/* list: disjoint, not touching, ascending; one entry more than capacity, for the moment of adding. */
+struct intervals {
+    size_t capacity, count;
+    uint64_t joined;
+    struct interval list[];
+};
+
+int intervals_new(size_t capacity, struct intervals **ret_set)
+{
+    struct intervals *set;
+    size_t bytes;
+
+    if (capacity == 0 || capacity == SIZE_MAX)
+        return GW_E_INVALID;
+    if (__builtin_mul_overflow(capacity + 1, sizeof(struct interval), &bytes) ||
+        __builtin_add_overflow(bytes, sizeof(*set), &bytes))
+        return GW_E_NOMEM;
+    set = malloc(bytes);
+    if (!set)
+        return GW_E_NOMEM;
+    *set = (struct intervals){.capacity = capacity};
+    *ret_set = set;
+    return 0;
+}
+
+struct intervals *intervals_free(struct intervals *set)
+{
+    free(set);
+    return NULL;
+}
+
+void intervals_clear(struct intervals *set)
+{
+    set->count = 0;
+    set->joined = 0;
+}
+
+/* First interval whose end is not before `start`. */
+static size_t find(const struct intervals *set, uint64_t start)
+{
+    size_t low = 0, high = set->count, middle;
+
+    while (low < high) {
+        middle = low + (high - low) / 2;
+        if (set->list[middle].end < start)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* Replaces `drop` entries at `at` by `put`. */
+static void replace(struct intervals *set, size_t at, size_t drop, struct interval put)
+{
+    memmove(&set->list[at + 1], &set->list[at + drop],
+            (set->count - at - drop) * sizeof(set->list[0]));
+    set->list[at] = put;
+    set->count = set->count - drop + 1;
+}
+
+static uint64_t gap_after(const struct intervals *set, size_t at)
+{
+    return set->list[at + 1].start - set->list[at].end;
+}
+
+static void join_nearest(struct intervals *set)
+{
+    size_t best = 0;
+
+    for (size_t i = 1; i + 1 < set->count; i++) {
+        if (gap_after(set, i) < gap_after(set, best))
+            best = i;
+    }
+    set->joined += gap_after(set, best);
+    replace(set, best, 2, (struct interval){set->list[best].start, set->list[best + 1].end});
+}
+
+void intervals_add(struct intervals *set, uint64_t start, uint64_t end)
+{
+    struct interval put = {start, end};
+    size_t at, drop = 0;
+
+    if (end <= start)
+        return;
+    at = find(set, start);
+    while (at + drop < set->count && set->list[at + drop].start <= end) {
+        if (set->list[at + drop].start < put.start)
+            put.start = set->list[at + drop].start;
+        if (set->list[at + drop].end > put.end)
+            put.end = set->list[at + drop].end;
+        drop++;
+    }
+    replace(set, at, drop, put);
+    if (set->count > set->capacity)
+        join_nearest(set);
+}
+
+uint64_t intervals_total(const struct intervals *set)
+{
+    return intervals_total_in(set, 0, UINT64_MAX);
+}
+
+uint64_t intervals_total_in(const struct intervals *set, uint64_t start, uint64_t end)
+{
+    uint64_t total = 0, from, to;
+
+    for (size_t i = find(set, start); i < set->count && set->list[i].start < end; i++) {
+        from = set->list[i].start > start ? set->list[i].start : start;
+        to = set->list[i].end < end ? set->list[i].end : end;
+        if (to > from)
+            total += to - from;
+    }
+    return total;
+}
+
+const struct interval *intervals_list(const struct intervals *set, size_t *ret_count)
+{
+    *ret_count = set->count;
+    return set->list;
+}
+
+uint64_t intervals_joined(const struct intervals *set)
+{
+    return set->joined;
+}
+
+/* ---- split of a wait ---------------------------------------------------------------------------- */
+
+/* The next stamp after `t`, or `end`. Between two neighbouring stamps nothing changes. */
+static uint64_t next_stamp(uint64_t t, uint64_t end, const struct wait_op *ops, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        const uint64_t stamps[3] = {ops[i].ready, ops[i].started, ops[i].done};
+
+        for (size_t k = 0; ops[i].done != 0 && k < 3; k++) {
+            if (stamps[k] > t && stamps[k] < end)
+                end = stamps[k];
+        }
+    }
+    return end;
+}
+
+static uint64_t *part_at(uint64_t t, const struct wait_op *ops, size_t count,
+                         struct wait_parts *parts)
+{
+    bool queued = false, any = false, over = true;
+
+    for (size_t i = 0; i < count; i++) {
+        if (ops[i].done == 0)
+            continue;
+        any = true;
+        if (ops[i].started <= t && t < ops[i].done)
+            return &parts->exposed;
+        if (ops[i].ready <= t && t < ops[i].started)
+            queued = true;
+        if (t < ops[i].done)
+            over = false;
+    }
+    if (queued)
+        return &parts->queued;
+    return any && over ? &parts->wakeup : &parts->late;
+}
+
+void wait_split(uint64_t w0, uint64_t w1, const struct wait_op *ops, size_t count,
+                struct wait_parts *ret_parts)
+{
+    struct wait_parts parts = {0};
+    uint64_t next;
+
+    for (uint64_t t = w0; t < w1; t = next) {
+        next = next_stamp(t, w1, ops, count);
+        *part_at(t, ops, count, &parts) += next - t;
+    }
+    *ret_parts = parts;
+}
