@@ -1,0 +1,350 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Parser of gradwired's configuration. Pure; any thread; holds nothing between calls.
+ *
+ * inih splits the lines. It does not tell its handler a line number, so the lines are handed to it
+ * by our own reader, which counts them and refuses what inih would cut silently.
+ */
+#include "daemon/conf/conf.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <ini.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "gradwire/errors.h"
+
+struct unit {
+    const char *name;
+    uint64_t factor;
+};
+
+static const struct unit time_units[] = {
+    {"s", 1000000000ull}, {"ms", 1000000ull},      {"us", 1000ull},
+    {"ns", 1ull},         {"min", 60000000000ull}, {"h", 3600000000000ull},
+    {NULL, 0},
+};
+static const struct unit byte_units[] = {
+    {"", 1},
+    {"B", 1},
+    {"KiB", 1ull << 10},
+    {"MiB", 1ull << 20},
+    {"GiB", 1ull << 30},
+    {"TiB", 1ull << 40},
+    {NULL, 0},
+};
+static const struct unit count_units[] = {{"", 1}, {NULL, 0}};
+static const char *const level_names[] = {"error", "warning", "info", "debug"};
+
+struct reader {
+    const char *text;
+    size_t left_bytes;
+    const char *file;
+    struct conf conf;
+    int line;       /* that inih works on */
+    int error_line; /* first bad line, 0: none */
+    int seen_line[64];
+    char *error;
+    size_t error_bytes;
+};
+
+static size_t text_room(const struct conf_key *key)
+{
+    return key->type == CONF_PATH ? CONF_PATH_BYTES : CONF_NAME_BYTES;
+}
+
+/* Whole number and unit. No sign, no fraction, no overflow. */
+static int parse_number(const char *value, const struct unit *units, uint64_t *ret_number)
+{
+    unsigned long long number;
+    char *end;
+
+    if (value[0] < '0' || value[0] > '9') {
+        return GW_E_INVALID;
+    }
+    errno = 0;
+    number = strtoull(value, &end, 10);
+    if (errno != 0) {
+        return GW_E_INVALID;
+    }
+    end += strspn(end, " \t");
+    for (; units->name != NULL; units++) {
+        if (strcmp(end, units->name) == 0) {
+            if (number > UINT64_MAX / units->factor) {
+                return GW_E_INVALID;
+            }
+            *ret_number = number * units->factor;
+            return 0;
+        }
+    }
+    return GW_E_INVALID;
+}
+
+static int set_number(const struct conf_key *key, const char *value, struct conf *conf)
+{
+    uint8_t *field = (uint8_t *)conf + key->offset;
+    const struct unit *units = key->type == CONF_TIME    ? time_units
+                               : key->type == CONF_BYTES ? byte_units
+                                                         : count_units;
+    uint64_t number;
+    int r;
+
+    r = parse_number(value, units, &number);
+    if (r < 0) {
+        return r;
+    }
+    if (number < key->min || number > key->max) {
+        return GW_E_INVALID;
+    }
+    if (key->type == CONF_COUNT) {
+        uint32_t count = (uint32_t)number;
+
+        memcpy(field, &count, sizeof(count));
+    } else {
+        memcpy(field, &number, sizeof(number));
+    }
+    return 0;
+}
+
+static int set_level(const struct conf_key *key, const char *value, struct conf *conf)
+{
+    for (uint32_t i = 0; i < sizeof(level_names) / sizeof(level_names[0]); i++) {
+        if (strcmp(value, level_names[i]) == 0) {
+            memcpy((uint8_t *)conf + key->offset, &i, sizeof(i));
+            return 0;
+        }
+    }
+    return GW_E_INVALID;
+}
+
+static int set_text(const struct conf_key *key, const char *value, struct conf *conf)
+{
+    bool may_be_empty = key->initial[0] == '\0';
+    size_t bytes = strlen(value);
+
+    if (bytes >= text_room(key) || (bytes == 0 && !may_be_empty)) {
+        return GW_E_INVALID;
+    }
+    if (key->type == CONF_PATH && bytes > 0 && value[0] != '/') {
+        return GW_E_INVALID;
+    }
+    memcpy((char *)conf + key->offset, value, bytes + 1);
+    return 0;
+}
+
+int conf_set(const struct conf_key *key, const char *value, struct conf *conf)
+{
+    switch (key->type) {
+    case CONF_PATH:
+    case CONF_NAME:
+        return set_text(key, value, conf);
+    case CONF_LEVEL:
+        return set_level(key, value, conf);
+    case CONF_TIME:
+    case CONF_BYTES:
+    case CONF_COUNT:
+        return set_number(key, value, conf);
+    }
+    return GW_E_INVALID;
+}
+
+void conf_defaults(struct conf *ret_conf)
+{
+    int r;
+
+    memset(ret_conf, 0, sizeof(*ret_conf));
+    for (size_t i = 0; i < conf_keys_count; i++) {
+        r = conf_set(&conf_keys[i], conf_keys[i].initial, ret_conf);
+        assert(r == 0);
+        (void)r;
+    }
+}
+
+void conf_allowed(const struct conf_key *key, char *text, size_t text_bytes)
+{
+    switch (key->type) {
+    case CONF_PATH:
+        (void)snprintf(text, text_bytes, "an absolute path of less than %u bytes%s",
+                       CONF_PATH_BYTES, key->initial[0] == '\0' ? ", or nothing" : "");
+        break;
+    case CONF_NAME:
+        (void)snprintf(text, text_bytes, "a name or number of 1 to %u bytes", CONF_NAME_BYTES - 1);
+        break;
+    case CONF_LEVEL:
+        (void)snprintf(text, text_bytes, "one of error, warning, info, debug");
+        break;
+    case CONF_TIME:
+        (void)snprintf(text, text_bytes,
+                       "a whole number and ns, us, ms, s, min or h, from %llu ms to %llu h",
+                       (unsigned long long)(key->min / 1000000u),
+                       (unsigned long long)(key->max / 3600000000000ull));
+        break;
+    case CONF_BYTES:
+        (void)snprintf(text, text_bytes,
+                       "a whole number of bytes, or with KiB, MiB, GiB or TiB; 0: no limit");
+        break;
+    case CONF_COUNT:
+        (void)snprintf(text, text_bytes, "a whole number from %llu to %llu",
+                       (unsigned long long)key->min, (unsigned long long)key->max);
+        break;
+    }
+}
+
+const struct conf_key *conf_difference(const struct conf *a, const struct conf *b, size_t from)
+{
+    for (size_t i = from; i < conf_keys_count; i++) {
+        const struct conf_key *key = &conf_keys[i];
+        const uint8_t *x = (const uint8_t *)a + key->offset;
+        const uint8_t *y = (const uint8_t *)b + key->offset;
+        bool same;
+
+        if (key->type == CONF_PATH || key->type == CONF_NAME) {
+            same = strcmp((const char *)x, (const char *)y) == 0;
+        } else if (key->type == CONF_COUNT || key->type == CONF_LEVEL) {
+            same = memcmp(x, y, sizeof(uint32_t)) == 0;
+        } else {
+            same = memcmp(x, y, sizeof(uint64_t)) == 0;
+        }
+        if (!same) {
+            return key;
+        }
+    }
+    return NULL;
+}
+
+/* Keeps the first error only; the rest of the file may follow from it. */
+__attribute__((format(printf, 2, 3))) static void fail(struct reader *reader, const char *format,
+                                                       ...)
+{
+    va_list list;
+    int n;
+
+    if (reader->error_line != 0) {
+        return;
+    }
+    reader->error_line = reader->line;
+    n = snprintf(reader->error, reader->error_bytes, "%s:%d: ", reader->file, reader->line);
+    if (n < 0 || (size_t)n >= reader->error_bytes) {
+        return;
+    }
+    va_start(list, format);
+    (void)vsnprintf(reader->error + n, reader->error_bytes - (size_t)n, format, list);
+    va_end(list);
+}
+
+/* fgets for inih: one line, without leading blanks (they would make it a continuation). */
+static char *next_line(char *line, int room, void *stream)
+{
+    struct reader *reader = stream;
+    const char *end;
+    size_t bytes;
+
+    if (reader->left_bytes == 0 || room < 2 || reader->error_line != 0) {
+        return NULL;
+    }
+    reader->line++;
+    end = memchr(reader->text, '\n', reader->left_bytes);
+    bytes = end == NULL ? reader->left_bytes : (size_t)(end - reader->text) + 1;
+    if (memchr(reader->text, '\0', bytes) != NULL) {
+        fail(reader, "a NUL byte; this is not a text file");
+        return NULL;
+    }
+    if (bytes > CONF_LINE_MAX || bytes >= (size_t)room) {
+        fail(reader, "a line of more than %u bytes", CONF_LINE_MAX);
+        return NULL;
+    }
+    memcpy(line, reader->text, bytes);
+    line[bytes] = '\0';
+    reader->text += bytes;
+    reader->left_bytes -= bytes;
+    bytes = strspn(line, " \t\r\f\v");
+    memmove(line, line + bytes, strlen(line + bytes) + 1);
+    return line;
+}
+
+static void fail_unknown(struct reader *reader, const char *section, const char *name)
+{
+    bool section_known = false;
+    char known[256] = "";
+    size_t used = 0;
+
+    for (size_t i = 0; i < conf_keys_count; i++) {
+        section_known = section_known || strcmp(conf_keys[i].section, section) == 0;
+    }
+    for (size_t i = 0; i < conf_keys_count && used < sizeof(known); i++) {
+        const struct conf_key *key = &conf_keys[i];
+        bool first = i == 0 || strcmp(key->section, conf_keys[i - 1].section) != 0;
+        int n = 0;
+
+        if (section_known && strcmp(key->section, section) == 0) {
+            n = snprintf(known + used, sizeof(known) - used, " %s", key->name);
+        } else if (!section_known && first) {
+            n = snprintf(known + used, sizeof(known) - used, " [%s]", key->section);
+        }
+        used += (size_t)n;
+    }
+    fail(reader, "unknown key '%s' in [%s]; %s:%s", name, section,
+         section_known ? "it has" : "the sections are", known);
+}
+
+static int handle_key(void *user, const char *section, const char *name, const char *value)
+{
+    struct reader *reader = user;
+    char allowed[128];
+
+    for (size_t i = 0; i < conf_keys_count; i++) {
+        const struct conf_key *key = &conf_keys[i];
+
+        if (strcmp(key->section, section) != 0 || strcmp(key->name, name) != 0) {
+            continue;
+        }
+        assert(i < sizeof(reader->seen_line) / sizeof(reader->seen_line[0]));
+        if (reader->seen_line[i] != 0) {
+            fail(reader, "'%s' in [%s] is given twice, first in line %d", name, section,
+                 reader->seen_line[i]);
+            return 0;
+        }
+        reader->seen_line[i] = reader->line;
+        if (conf_set(key, value, &reader->conf) < 0) {
+            conf_allowed(key, allowed, sizeof(allowed));
+            fail(reader, "bad value '%s' for '%s' in [%s]: expected %s", value, name, section,
+                 allowed);
+            return 0;
+        }
+        return 1;
+    }
+    fail_unknown(reader, section, name);
+    return 0;
+}
+
+int conf_parse(const char *text, size_t text_bytes, const char *file, struct conf *conf,
+               char *error, size_t error_bytes)
+{
+    struct reader reader = {
+        .text = text,
+        .left_bytes = text_bytes,
+        .file = file,
+        .conf = *conf,
+        .error = error,
+        .error_bytes = error_bytes,
+    };
+    int r;
+
+    assert(error_bytes > 0);
+    error[0] = '\0';
+    r = ini_parse_stream(next_line, &reader, handle_key, &reader);
+    /* inih found a bad line by itself, before any that we refused. */
+    if (r != 0 && (reader.error_line == 0 || r < reader.error_line)) {
+        reader.line = r;
+        reader.error_line = 0;
+        fail(&reader, "neither '[section]' nor 'key = value' nor a comment");
+    }
+    if (reader.error_line != 0) {
+        return GW_E_INVALID;
+    }
+    *conf = reader.conf;
+    return 0;
+}

@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The table of configuration keys: the one place where a key, its default and its help are written.
+ * Constant data; any thread. The order is that of the sample file.
+ */
+#include "daemon/conf/conf.h"
+
+#define SECOND 1000000000ull
+#define DAY (86400ull * SECOND)
+
+#define KEY(section, name, initial, type, reload, min, max, member, help)                          \
+    {                                                                                              \
+        section, name, initial, type, reload, min, max, offsetof(struct conf, member), help        \
+    }
+
+const struct conf_key conf_keys[] = {
+    KEY("daemon", "runtime_dir", "/run/gradwire", CONF_PATH, false, 0, 0, runtime_dir,
+        "Directory of the sockets, the lock and one entry per engine. Also --runtime-dir and "
+        "$GRADWIRE_RUNTIME_DIR."),
+    KEY("daemon", "socket", "", CONF_PATH, false, 0, 0, socket,
+        "Client socket. Empty: gradwired.sock in runtime_dir. Also --socket and "
+        "$GRADWIRE_SOCKET."),
+    KEY("daemon", "admin_socket", "", CONF_PATH, false, 0, 0, admin_socket,
+        "Administration socket. Empty: admin.sock beside the client socket."),
+    KEY("daemon", "engine", "", CONF_PATH, false, 0, 0, engine,
+        "Program to start for each job. Empty: gradwire-engine as installed with gradwired. Also "
+        "--engine and $GRADWIRE_ENGINE."),
+    KEY("daemon", "group", "gradwire", CONF_NAME, false, 0, 0, group,
+        "Group (name or number) that may use the client socket; root only where there is no such "
+        "group. Without meaning when gradwired runs as an ordinary user."),
+    KEY("daemon", "admin_group", "gradwire-admin", CONF_NAME, false, 0, 0, admin_group,
+        "Group (name or number) that may use the administration socket."),
+    KEY("daemon", "log_level", "info", CONF_LEVEL, true, 0, 0, log_level,
+        "Least severe messages that are logged."),
+    KEY("job", "linger", "60 s", CONF_TIME, true, 0, 365 * DAY, linger_ns,
+        "How long an engine outlives its last client, where the job does not say otherwise."),
+    KEY("job", "memory_max_bytes", "0", CONF_BYTES, true, 0, UINT64_MAX, memory_max_bytes,
+        "Memory that one job may take on this node for all its buffers. 0: no limit."),
+    KEY("job", "stall_report", "10 s", CONF_TIME, true, SECOND / 100, DAY, stall_report_ns,
+        "A wait that lasts this long is reported with the ranks that are missing, and again at "
+        "doubling intervals."),
+    KEY("limits", "max_jobs_per_user", "64", CONF_COUNT, true, 1, 65536, max_jobs_per_user,
+        "Jobs that one user may have on this node."),
+    KEY("limits", "max_connections_per_user", "256", CONF_COUNT, true, 1, 65536,
+        max_connections_per_user,
+        "Connections of one user that gradwired itself holds: those not yet passed on to an engine, "
+        "and gwctl's."),
+    KEY("limits", "max_half_open", "64", CONF_COUNT, true, 1, 65536, max_half_open,
+        "Connections of one user that have not said Hello yet. They have two seconds for it."),
+};
+
+const size_t conf_keys_count = sizeof(conf_keys) / sizeof(conf_keys[0]);
