@@ -89,6 +89,9 @@ struct core_op {
     float scale;
     uint32_t bucket, bucket_count;
     uint64_t numel; /* elements of one rank's slice (padded); else as said at the kind */
+    uint64_t total_numel; /* ALL_REDUCE of the collectives layer: all elements, which world does not
+                           * always divide; slices are then numel = ceil(total / world) long, the
+                           * last ones shorter or empty. 0: world * numel */
     uint64_t payload_bytes, padding_bytes;
     uint64_t ready_ns; /* when the last rank had submitted */
     uint64_t wait_op;  /* an op of another stream to wait for; 0: none */
@@ -137,7 +140,8 @@ struct core_event {
 /* ---- effects ------------------------------------------------------------------------------------ */
 
 enum core_effect_kind {
-    CORE_EFF_REPLY,    /* rank, reply: send it (the engine adds id, hash, descriptors) */
+    CORE_EFF_REPLY,    /* rank, reply: send it (the engine adds id, hash, descriptors). index 1: the
+                        * answer to a JOIN, for the connection that asked (the rank may be taken) */
     CORE_EFF_LAUNCH,   /* op */
     CORE_EFF_SIGNAL,   /* signal, once after_op is done (0: now) */
     CORE_EFF_BUILD,    /* all ranks sealed alike: make arenas (core_arena_bytes), boards; keep what
