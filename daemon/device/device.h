@@ -1,0 +1,136 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The device table: memory that clients can map, streams that run work in order, and timelines.
+ * One table per kind of device, chosen once at set-up; the flow above never asks which it is.
+ *
+ * All calls come from the engine's loop thread; only device_config.wake and, on a device whose
+ * work runs on the host, device_work.run and .hold are called on a stream's own thread.
+ *
+ * What a table must keep so that `host` and `cuda` are the same to their callers
+ *  - Nothing on the step path waits on the host. enqueue returns at once, whatever the work waits
+ *    for; order is a property of streams, not of callbacks.
+ *      host: a stream is a thread with a queue.
+ *      cuda: a stream is a CUstream. A wait is cuStreamWaitValue64(GEQ) on the word's device alias,
+ *      so it may be enqueued before the work that ends it; wait_op is the same on the done word
+ *      that each stream raises after each work; a signal is three plain stores of stamps by a small
+ *      kernel (globaltimer, corrected by an offset measured at start), then cuStreamWriteValue64 of
+ *      the slot's value behind a memory barrier. The futex wake of sleeping clients is a
+ *      cuLaunchHostFunc behind it: late, but no stream waits for it.
+ *  - run: host: called when the work's turn has come, does it. cuda: called inside enqueue with the
+ *    CUstream as `native`, and may only enqueue on it.
+ *  - Words and slots lie in host pages (DEVICE_MEMORY_PAGE) on every device; cuda registers them
+ *    (cuMemHostRegister) so that streams can wait on them and write them.
+ *  - abort: a rank's tokens count as reached and works it takes part in as failed, at once or when
+ *    their turn comes; a failed work runs nothing and raises nothing, but its completion is told.
+ *    cuda: the words of the rank's page are raised to UINT64_MAX by the engine, kernels look at an
+ *    abort flag before they signal; for collectives of a communicator, the fabric aborts that.
+ */
+#ifndef GW_DEVICE_DEVICE_H
+#define GW_DEVICE_DEVICE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "proto/shm.h"
+
+struct device;
+struct device_stream;
+
+#define DEVICE_ALL_RANKS UINT64_MAX /* bit per rank */
+
+struct device_config {
+    /* Completions can be taken (take_done). Called on a stream's thread, at most once until the
+     * next take_done that finds nothing more; must only wake the loop. */
+    void (*wake)(void *user);
+    void *user;
+};
+
+enum device_memory_kind {
+    DEVICE_MEMORY_ARENA,    /* bulk data; clients map it read-write */
+    DEVICE_MEMORY_PAGE,     /* words and slots, on the host; clients map it read-write */
+    DEVICE_MEMORY_PAGE_OUT, /* the same, but clients can only ever read it */
+};
+
+/* Zeroed memory that exists for real (nothing is allocated later by touching it) and whose size
+ * nobody can change. */
+struct device_memory {
+    void *base;   /* for run() and the engine's own access to pages */
+    size_t bytes; /* as asked for */
+    size_t mapped_bytes; /* whole pages: what quotas count */
+    int fd;       /* close-on-exec; what a client maps; stays the memory's */
+};
+
+struct device_wait {
+    const _Atomic uint64_t *word;
+    uint64_t value;
+    uint32_t rank; /* whose page the word is in */
+};
+
+struct device_signal {
+    struct gw_shm_slot *slot;
+    uint64_t value;
+    uint64_t offset; /* into slot.offset */
+    /* Whom to wake: the rank's two pages. */
+    struct gw_engine_page *engine;
+    const struct gw_client_page *client;
+};
+
+/* Copied by enqueue, arrays included; `arg` is the caller's until release. */
+struct device_work {
+    uint64_t op;      /* > 0, rising in the order of enqueue over all streams of the device */
+    uint64_t wait_op; /* an op enqueued before, on any stream; 0: none */
+    uint64_t ranks;   /* bit per rank: fails when one of them is aborted */
+    uint64_t ready_ns;
+    const struct device_wait *waits;
+    uint32_t wait_count;
+    const struct device_signal *signals;
+    uint32_t signal_count;
+    /* Simulated link: until when the stream is held before run; NULL: no hold. The time started_ns
+     * is taken before. cuda: a waiting kernel, or refused. */
+    uint64_t (*hold)(void *arg, uint64_t now_ns);
+    void (*run)(void *arg, void *native);
+    void (*release)(void *arg); /* on the loop thread, after completion or at device_free */
+    void *arg;
+};
+
+struct device_done {
+    uint64_t op, started_ns, done_ns;
+    bool failed;
+};
+
+struct device_ops {
+    const char *name;
+    int (*device_new)(const struct device_config *config, struct device **ret_device);
+    /* Ends all streams; works that have not run are dropped (released). */
+    struct device *(*device_free)(struct device *device);
+
+    /* GW_E_NOMEM: it cannot be had, now; GW_E_LIMIT: more descriptors than allowed. */
+    int (*memory_new)(struct device *device, enum device_memory_kind kind, const char *name,
+                      size_t bytes, struct device_memory **ret_memory);
+    struct device_memory *(*memory_free)(struct device *device, struct device_memory *memory);
+    /* Set-up path only, blocking. Either side may be device or host memory. */
+    void (*copy)(struct device *device, void *to, const void *from, size_t bytes);
+    void (*zero)(struct device *device, void *to, size_t bytes);
+
+    /* Streams live as long as the device. GW_E_LIMIT, GW_E_NOMEM. */
+    int (*stream_new)(struct device *device, const char *name, struct device_stream **ret_stream);
+    int (*enqueue)(struct device_stream *stream, const struct device_work *work);
+    /* Raises once `op` is done: now if it is already (or 0), never if it fails. */
+    int (*signal_after)(struct device *device, uint64_t op, const struct device_signal *signal);
+    /* Some client raised a timeline or rang its bell: waits are looked at again. (cuda: nothing.) */
+    void (*kick)(struct device *device);
+    /* One completion; false: none. Order is that of completion. */
+    bool (*take_done)(struct device *device, struct device_done *ret_done);
+
+    void (*abort)(struct device *device, uint64_t ranks);
+    /* Blocks until no work is left. Set-up path only, after abort of all ranks. */
+    void (*drain)(struct device *device);
+    /* Forgets aborts: the job re-forms. */
+    void (*resume)(struct device *device);
+};
+
+/* Threads of this process as streams, sealed memfds as memory. */
+extern const struct device_ops device_host;
+
+#endif

@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The sums whose bits are promised, on the host. Pure arithmetic on memory the caller owns; any
+ * thread; no state.
+ *
+ * Sum: over the inputs in order, the fixed binary tree ((0+1)+(2+3))+..., an odd last one passing
+ * up, in fp32. Times scale (fp32), a separate multiply. Accumulating is a separate fp32 add. All in
+ * pieces of KERNEL_CHUNK elements, so that each input is read from memory once and everything
+ * between stays in cache.
+ *
+ * Squares of a chunk: element i of it adds (double)x*(double)x to lane i % 16, in order; the lanes
+ * are added as ((0+1)+(2+3))+... : the same bits whatever the width of the machine's vectors.
+ */
+#ifndef GW_DEVICE_HOST_KERNELS_H
+#define GW_DEVICE_HOST_KERNELS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define KERNEL_CHUNK 4096u /* elements; part of the norm's contract */
+
+/* Of one chunk of a reduction's result. */
+struct kernel_partial {
+    double squares;
+    uint64_t nonfinite; /* elements that are an infinity or NaN */
+};
+
+struct kernel_reduce {
+    const float *const *in; /* n pointers; NULL: zeros, with the bits that real zeros give */
+    uint32_t n;             /* 1..64 */
+    float *const *out;      /* outs pointers; each may be one of `in`, else no overlap */
+    uint32_t outs;          /* >= 1: out[0] is computed, the others are copies of it */
+    uint64_t first, count;  /* elements [first, first+count) of every pointer */
+    float scale;
+    bool accumulate;        /* out = out[0] + scale * sum */
+    struct kernel_partial *partials; /* NULL, or one per chunk of `count` */
+};
+
+/* Bytes of inputs read and of outputs written, added up in the loops. */
+struct kernel_moved {
+    uint64_t read, written;
+};
+
+void kernel_reduce(const struct kernel_reduce *reduce, struct kernel_moved *moved);
+/* out = in, or out + in; in NULL: zeros. */
+void kernel_add(float *out, const float *in, uint64_t count, bool accumulate);
+/* Returns the bytes copied. Regions do not overlap, or are the same (then nothing is copied). */
+uint64_t kernel_copy(void *to, const void *from, uint64_t bytes);
+
+static inline uint64_t kernel_chunks(uint64_t count)
+{
+    return (count + KERNEL_CHUNK - 1) / KERNEL_CHUNK;
+}
+
+#endif

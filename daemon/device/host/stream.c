@@ -1,0 +1,305 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Streams of the host device: one thread and one queue each. A thread takes works in order; each
+ * waits for its tokens and for an op of another stream, is held (pace), runs, and raises its
+ * signals. Owns the queues; everything shared is under the device's lock, which is never held while
+ * a work runs. Must not touch engine state: works carry all they need.
+ */
+#include <errno.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/device/host/host.h"
+#include "gradwire/errors.h"
+
+static bool failed(const struct host_device *device, const struct host_work *work)
+{
+    return device->stopping || (device->aborted & work->work.ranks) != 0;
+}
+
+static bool waits_over(const struct host_device *device, const struct host_work *work)
+{
+    const struct device_work *what = &work->work;
+
+    if (work->wait_stream && work->wait_stream->done_op < what->wait_op)
+        return false;
+    for (uint32_t i = 0; i < what->wait_count; i++) {
+        const struct device_wait *wait = &what->waits[i];
+        if (device->aborted >> wait->rank & 1)
+            continue; /* a dead rank's tokens count as reached */
+        if (atomic_load_explicit(wait->word, memory_order_acquire) < wait->value)
+            return false;
+    }
+    return true;
+}
+
+/* With the lock held. */
+static void wait_turn(struct host_stream *stream, const struct host_work *work)
+{
+    struct host_device *device = stream->device;
+
+    stream->waiting = true;
+    while (!failed(device, work) && !waits_over(device, work))
+        pthread_cond_wait(&stream->wake, &device->lock);
+    stream->waiting = false;
+}
+
+/* With the lock held. An abort ends the hold. */
+static void hold_until(struct host_stream *stream, const struct host_work *work, uint64_t until_ns)
+{
+    struct host_device *device = stream->device;
+    struct timespec until = {.tv_sec = (time_t)(until_ns / 1000000000u),
+                             .tv_nsec = (long)(until_ns % 1000000000u)};
+
+    stream->waiting = true;
+    while (!failed(device, work) && host_now_ns() < until_ns)
+        (void)pthread_cond_timedwait(&stream->wake, &device->lock, &until);
+    stream->waiting = false;
+}
+
+/* With the lock held at entry and exit; not held while signals are raised. */
+static void raise_all(struct host_device *device, struct host_work *work)
+{
+    const struct device_work *what = &work->work;
+    const struct device_done *done = &work->done;
+
+    pthread_mutex_unlock(&device->lock);
+    host_raise(device, what->signals, what->signal_count, what->ready_ns, done->started_ns,
+               done->done_ns);
+    pthread_mutex_lock(&device->lock);
+    /* More may be asked for while these are raised; once the list is found empty under the lock,
+     * the work leaves the queue in the same breath. */
+    while (work->later_count > 0) {
+        struct device_signal *later = work->later;
+        uint32_t count = work->later_count;
+        work->later = NULL;
+        work->later_count = work->later_room = 0;
+        pthread_mutex_unlock(&device->lock);
+        host_raise(device, later, count, what->ready_ns, done->started_ns, done->done_ns);
+        free(later);
+        pthread_mutex_lock(&device->lock);
+    }
+}
+
+/* With the lock held. */
+static void finish(struct host_stream *stream, struct host_work *work)
+{
+    struct host_device *device = stream->device;
+
+    stream->head = work->next;
+    if (!stream->head)
+        stream->tail = NULL;
+    stream->done_op = work->work.op;
+    work->next = NULL;
+    if (device->done_tail)
+        device->done_tail->next = work;
+    else
+        device->done_head = work;
+    device->done_tail = work;
+    if (--device->unfinished == 0)
+        pthread_cond_broadcast(&device->idle);
+    host_wake_streams(device);
+    if (!device->awake) {
+        device->awake = true;
+        device->config.wake(device->config.user);
+    }
+}
+
+/* With the lock held at entry and exit. */
+static void execute(struct host_stream *stream, struct host_work *work)
+{
+    struct host_device *device = stream->device;
+    const struct device_work *what = &work->work;
+
+    wait_turn(stream, work);
+    work->done.started_ns = host_now_ns();
+    if (what->hold && !failed(device, work)) {
+        uint64_t until_ns;
+        pthread_mutex_unlock(&device->lock);
+        until_ns = what->hold(what->arg, work->done.started_ns);
+        pthread_mutex_lock(&device->lock);
+        hold_until(stream, work, until_ns);
+    }
+    work->done.failed = failed(device, work);
+    if (!work->done.failed && what->run) {
+        pthread_mutex_unlock(&device->lock);
+        what->run(what->arg, NULL);
+        pthread_mutex_lock(&device->lock);
+    }
+    work->done.done_ns = host_now_ns();
+    /* An abort during the run: values may rest on a dead rank's bytes, so nobody is told. */
+    work->done.failed = work->done.failed || failed(device, work);
+    if (!work->done.failed)
+        raise_all(device, work);
+    finish(stream, work);
+}
+
+static void *stream_main(void *arg)
+{
+    struct host_stream *stream = (struct host_stream *)arg;
+    struct host_device *device = stream->device;
+
+    (void)pthread_setname_np(pthread_self(), stream->name);
+    pthread_mutex_lock(&device->lock);
+    while (!device->stopping) {
+        if (stream->head)
+            execute(stream, stream->head);
+        else
+            pthread_cond_wait(&stream->wake, &device->lock);
+    }
+    pthread_mutex_unlock(&device->lock);
+    return NULL;
+}
+
+int host_stream_new(struct device *device, const char *name, struct device_stream **ret_stream)
+{
+    struct host_device *host = host_of(device);
+    struct host_stream *stream;
+    sigset_t all, before;
+    pthread_condattr_t attributes;
+    int r;
+
+    if (host->stream_count == HOST_STREAMS_MAX)
+        return GW_E_LIMIT;
+    stream = calloc(1, sizeof(*stream));
+    if (!stream)
+        return GW_E_NOMEM;
+    stream->device = host;
+    snprintf(stream->name, sizeof(stream->name), "%s", name);
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(&stream->wake, &attributes);
+    pthread_condattr_destroy(&attributes);
+    /* Signals are the loop thread's. */
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    r = pthread_create(&stream->thread, NULL, stream_main, stream);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (r != 0) {
+        pthread_cond_destroy(&stream->wake);
+        free(stream);
+        return r == EAGAIN ? GW_E_LIMIT : GW_E_NOMEM;
+    }
+    pthread_mutex_lock(&host->lock);
+    host->streams[host->stream_count++] = stream;
+    pthread_mutex_unlock(&host->lock);
+    *ret_stream = (struct device_stream *)(void *)stream;
+    return 0;
+}
+
+void host_stream_free(struct host_stream *stream)
+{
+    while (stream->head) {
+        struct host_work *work = stream->head;
+        stream->head = work->next;
+        host_work_free(work);
+    }
+    pthread_cond_destroy(&stream->wake);
+    free(stream);
+}
+
+static struct host_work *work_copy(const struct device_work *work)
+{
+    size_t waits = work->wait_count * sizeof(*work->waits);
+    size_t signals = work->signal_count * sizeof(*work->signals);
+    struct host_work *copy = calloc(1, sizeof(*copy) + waits + signals);
+    char *behind;
+
+    if (!copy)
+        return NULL;
+    behind = (char *)(copy + 1);
+    copy->work = *work;
+    copy->done.op = work->op;
+    if (waits)
+        copy->work.waits = memcpy(behind, work->waits, waits);
+    if (signals)
+        copy->work.signals = memcpy(behind + waits, work->signals, signals);
+    return copy;
+}
+
+struct host_work *host_work_free(struct host_work *work)
+{
+    if (work->work.release)
+        work->work.release(work->work.arg);
+    free(work->later);
+    free(work);
+    return NULL;
+}
+
+/* With the lock held: the unfinished work `op` and its stream; NULL: it is done. Ops rise along
+ * each queue, so most queues are ruled out by their ends. */
+static struct host_work *find_unfinished(struct host_device *device, uint64_t op,
+                                         struct host_stream **ret_stream)
+{
+    for (uint32_t i = 0; op && i < device->stream_count; i++) {
+        struct host_work *work = device->streams[i]->head;
+        if (!work || work->work.op > op || device->streams[i]->tail->work.op < op)
+            continue;
+        while (work && work->work.op < op)
+            work = work->next;
+        if (work && work->work.op == op) {
+            *ret_stream = device->streams[i];
+            return work;
+        }
+    }
+    return NULL;
+}
+
+int host_enqueue(struct device_stream *stream, const struct device_work *work)
+{
+    struct host_stream *to = (struct host_stream *)(void *)stream;
+    struct host_device *device = to->device;
+    struct host_work *copy = work_copy(work);
+
+    if (!copy)
+        return GW_E_NOMEM;
+    pthread_mutex_lock(&device->lock);
+    (void)find_unfinished(device, work->wait_op, &copy->wait_stream);
+    if (to->tail)
+        to->tail->next = copy;
+    else
+        to->head = copy;
+    to->tail = copy;
+    device->unfinished++;
+    if (to->head == copy)
+        pthread_cond_signal(&to->wake);
+    pthread_mutex_unlock(&device->lock);
+    return 0;
+}
+
+static int add_later(struct host_work *work, const struct device_signal *signal)
+{
+    if (work->later_count == work->later_room) {
+        uint32_t room = work->later_room ? work->later_room * 2 : 4;
+        struct device_signal *later = realloc(work->later, room * sizeof(*later));
+        if (!later)
+            return GW_E_NOMEM;
+        work->later = later;
+        work->later_room = room;
+    }
+    work->later[work->later_count++] = *signal;
+    return 0;
+}
+
+int host_signal_after(struct device *device, uint64_t op, const struct device_signal *signal)
+{
+    struct host_device *host = host_of(device);
+    struct host_stream *stream = NULL;
+    struct host_work *work;
+    uint64_t now_ns;
+    int r = 0;
+
+    pthread_mutex_lock(&host->lock);
+    work = find_unfinished(host, op, &stream);
+    if (work)
+        r = add_later(work, signal);
+    pthread_mutex_unlock(&host->lock);
+    if (!work) {
+        now_ns = host_now_ns();
+        host_raise(host, signal, 1, now_ns, now_ns, now_ns);
+    }
+    return r;
+}
