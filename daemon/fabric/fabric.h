@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The fabric table: turns an op of the core, its references resolved to pointers, into work on the
+ * device's streams, and counts what it moves. One table per kind of fabric, chosen once at set-up
+ * beside the device: `local` (one node, host), later `ucx` and `nccl`.
+ *
+ * All calls come from the engine's loop thread. Counters are read there while streams add to them.
+ *
+ * Figures, per rank and enum gw_kind; an op of gw_measure_sync adds to none of them:
+ *  - calls, payload_bytes, padding_bytes: as the op says, once for each rank it is for, when it has
+ *    been carried out. A GATHER is for one rank; every other op for all members.
+ *  - ring_bytes: computed from the payload P over n members: P(n-1)/n for reduce-scatter and
+ *    all-gather, 2P(n-1)/n for all-reduce and control, P for broadcast; 0 with one member.
+ *  - moved_bytes: added up inside the loops:
+ *      reduce-scatter, rank r: what is read of all inputs for r's slice (n slices, the rank's own
+ *      included; a missing input reads nothing).
+ *      all-reduce, rank r: what is read of all inputs for r's 1/n share, and what is written of the
+ *      full result into r's memory.
+ *      gather, all-gather, broadcast, rank r: what is copied into r's memory (nothing where a slice
+ *      is in place already, so nothing in mapped mode).
+ *      control: what is written to the rank's board.
+ *    Reading and writing accumulators and shards is not moving.
+ */
+#ifndef GW_FABRIC_FABRIC_H
+#define GW_FABRIC_FABRIC_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "daemon/core/core.h"
+#include "daemon/device/device.h"
+#include "gradwire/gradwire.h"
+
+struct fabric;
+
+struct fabric_config {
+    const struct device_ops *device_ops;
+    struct device *device;
+    uint32_t world;            /* ranks of the job */
+    uint64_t link_bytes_per_s; /* simulated link of each rank; 0: none */
+};
+
+/* A part of a gather: contiguous on both sides. */
+struct fabric_segment {
+    void *to;
+    const void *from;
+    uint64_t bytes;
+};
+
+/* An op with its references resolved. Only read during launch: the fabric copies what it keeps. */
+struct fabric_op {
+    const struct core_op *op;
+    const float *const *in;  /* op->world entries (NULL: zeros); BROADCAST, LOCAL_ADD: one */
+    float *const *out;       /* op->world entries; LOCAL_ADD, ZERO: one; GATHER: none */
+    const struct fabric_segment *segments; /* GATHER */
+    uint32_t segment_count;
+    const struct device_wait *waits;
+    uint32_t wait_count;
+    const struct device_signal *signals;
+    uint32_t signal_count;
+    /* VERDICT: the boards of op->members (NULL: that rank has none any more), and their sizes. */
+    struct gw_shm_board *const *boards;
+    uint32_t buckets, params;
+};
+
+struct fabric_ops {
+    const char *name;
+    int (*fabric_new)(const struct fabric_config *config, struct fabric **ret_fabric);
+    /* After the device's streams have ended or been drained, and all completions taken. */
+    struct fabric *(*fabric_free)(struct fabric *fabric);
+    int (*launch)(struct fabric *fabric, const struct fabric_op *op);
+    void (*counters)(const struct fabric *fabric, uint32_t rank,
+                     struct gw_counters ret_kinds[GW_KINDS]);
+    /* Counters start from 0 again: a new seal. No op is in flight. */
+    void (*reset)(struct fabric *fabric);
+};
+
+/* Ring bytes of a payload, as above. */
+uint64_t fabric_ring_bytes(enum gw_kind kind, uint64_t payload_bytes, uint32_t world);
+
+/* All ranks on one node, on a device whose work runs on the host. */
+extern const struct fabric_ops fabric_local;
+
+#endif

@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Inside of the local fabric: what its files share. Not for users of the fabric table. */
+#ifndef GW_FABRIC_LOCAL_LOCAL_H
+#define GW_FABRIC_LOCAL_LOCAL_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "daemon/device/host/kernels.h"
+#include "daemon/fabric/fabric.h"
+
+/* Squares and non-finite counts of one bucket in one step: slices x chunks, slice by slice. Held by
+ * the fabric until the step's verdict takes it over, and by each op that writes it, so that a
+ * verdict that fails early frees nothing under a reduction. References: loop thread only. */
+struct local_partials {
+    uint32_t references;
+    uint64_t numel; /* of a slice */
+    uint32_t slices;
+    struct kernel_partial at[];
+};
+
+struct local_counter {
+    _Atomic uint64_t calls, payload, padding, ring, moved;
+};
+
+/* An op on its way through a stream; one allocation, arrays behind it. */
+struct local_op {
+    struct local_fabric *fabric;
+    struct core_op op; /* its arrays: copies, or NULL where the fabric has no use for them */
+    const float **in;
+    float **out;
+    struct fabric_segment *segments;
+    uint32_t segment_count;
+    struct local_partials *partials; /* of op.bucket; NULL: not asked for */
+    struct gw_shm_board **boards;
+    struct local_partials **verdict; /* by bucket; NULL entries: no gradient this step */
+    uint32_t buckets, params;
+    uint64_t ring_bytes;
+};
+
+struct local_fabric {
+    struct fabric_config config;
+    struct device_stream *reduce, *control;
+    struct device_stream *gather[GW_RANKS_MAX];
+    struct local_partials **partials; /* of the step under way, by bucket */
+    uint32_t partial_room;
+    pthread_mutex_t pace_lock;
+    uint64_t link_free_ns[GW_RANKS_MAX];
+    struct local_counter counters[GW_RANKS_MAX][GW_KINDS];
+};
+
+/* run.c: stream threads. */
+void local_run(void *arg, void *native);
+uint64_t local_hold(void *arg, uint64_t now_ns);
+
+/* op.c: loop thread. */
+int local_op_new(struct local_fabric *fabric, const struct fabric_op *from,
+                 struct local_op **ret_op);
+void local_op_free(void *arg);
+struct local_partials *local_partials_unref(struct local_partials *partials);
+
+#endif

@@ -1,0 +1,244 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Carrying out ops, on stream threads: sums, copies, the verdict, and the counters of what these
+ * moved. Touches only what the op points to, the counters, and the simulated links' clock.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "daemon/fabric/local/local.h"
+
+static void count(const struct local_op *op, uint32_t rank, uint64_t moved_bytes)
+{
+    struct local_counter *counter;
+
+    if (op->op.measure || op->op.traffic >= GW_KINDS)
+        return;
+    counter = &op->fabric->counters[rank][op->op.traffic];
+    atomic_fetch_add_explicit(&counter->calls, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&counter->payload, op->op.payload_bytes, memory_order_relaxed);
+    atomic_fetch_add_explicit(&counter->padding, op->op.padding_bytes, memory_order_relaxed);
+    atomic_fetch_add_explicit(&counter->ring, op->ring_bytes, memory_order_relaxed);
+    atomic_fetch_add_explicit(&counter->moved, moved_bytes, memory_order_relaxed);
+}
+
+static struct kernel_partial *slice_partials(const struct local_op *op, uint32_t slice)
+{
+    if (!op->partials)
+        return NULL;
+    return op->partials->at + slice * kernel_chunks(op->partials->numel);
+}
+
+static void run_reduce_scatter(struct local_op *op)
+{
+    const struct core_op *what = &op->op;
+
+    for (uint32_t r = 0; r < what->world; r++) {
+        const float *in[GW_RANKS_MAX];
+        struct kernel_moved moved = {0, 0};
+        struct kernel_reduce reduce = {.in = in, .n = what->world, .out = &op->out[r], .outs = 1,
+                                       .count = what->numel, .scale = what->scale,
+                                       .accumulate = what->accumulate,
+                                       .partials = slice_partials(op, r)};
+        for (uint32_t q = 0; q < what->world; q++)
+            in[q] = op->in[q] ? op->in[q] + r * what->numel : NULL;
+        kernel_reduce(&reduce, &moved);
+        count(op, what->members[r], moved.read);
+    }
+}
+
+/* The whole is cut into shares of `numel`, so that norm partials fall as in a reduce-scatter; the
+ * collectives layer's counts need not be a multiple of the members, then the last shares are short. */
+static void run_all_reduce(struct local_op *op)
+{
+    const struct core_op *what = &op->op;
+    uint64_t total = what->total_numel ? what->total_numel : what->world * what->numel;
+    uint64_t read[GW_RANKS_MAX] = {0}, written = 0;
+
+    for (uint32_t r = 0; r < what->world && r * what->numel < total; r++) {
+        uint64_t first = r * what->numel;
+        struct kernel_moved moved = {0, 0};
+        struct kernel_reduce reduce = {.in = op->in, .n = what->world, .out = op->out,
+                                       .outs = what->world, .first = first,
+                                       .count = total - first < what->numel ? total - first
+                                                                            : what->numel,
+                                       .scale = what->scale, .accumulate = what->accumulate,
+                                       .partials = slice_partials(op, r)};
+        kernel_reduce(&reduce, &moved);
+        read[r] = moved.read;
+        written += moved.written / what->world;
+    }
+    for (uint32_t r = 0; r < what->world; r++)
+        count(op, what->members[r], read[r] + written);
+}
+
+static void run_all_gather(struct local_op *op)
+{
+    const struct core_op *what = &op->op;
+
+    for (uint32_t r = 0; r < what->world; r++) {
+        uint64_t moved = 0;
+        for (uint32_t q = 0; q < what->world; q++)
+            moved += kernel_copy(op->out[r] + q * what->numel, op->in[q],
+                                 what->numel * sizeof(float));
+        count(op, what->members[r], moved);
+    }
+}
+
+static void run_gather(struct local_op *op)
+{
+    uint64_t moved = 0;
+
+    for (uint32_t i = 0; i < op->segment_count; i++) {
+        const struct fabric_segment *segment = &op->segments[i];
+        moved += kernel_copy(segment->to, segment->from, segment->bytes);
+    }
+    count(op, op->op.rank, moved);
+}
+
+static void run_broadcast(struct local_op *op)
+{
+    const struct core_op *what = &op->op;
+
+    for (uint32_t r = 0; r < what->world; r++) {
+        uint64_t moved = 0;
+        if (what->members[r] != what->rank)
+            moved = kernel_copy(op->out[r], op->in[0], what->numel * sizeof(float));
+        count(op, what->members[r], moved);
+    }
+}
+
+static void run_barrier(struct local_op *op)
+{
+    for (uint32_t r = 0; r < op->op.world; r++)
+        count(op, op->op.members[r], 0);
+}
+
+/* ---- verdict ------------------------------------------------------------------------------------ */
+
+/* In (bucket, slice, chunk) order, which no overlap or placement changes. */
+static void add_up(const struct local_op *op, double *ret_squares, bool *ret_nonfinite,
+                   uint32_t *ret_first_bucket)
+{
+    double squares = 0;
+    bool nonfinite = false;
+    uint32_t first_bucket = UINT32_MAX;
+
+    for (uint32_t b = 0; b < op->buckets; b++) {
+        const struct local_partials *partials = op->verdict[b];
+        uint64_t chunks = partials ? partials->slices * kernel_chunks(partials->numel) : 0;
+        for (uint64_t i = 0; i < chunks; i++) {
+            squares = squares + partials->at[i].squares;
+            if (partials->at[i].nonfinite && !nonfinite) {
+                nonfinite = true;
+                first_bucket = b;
+            }
+        }
+    }
+    *ret_squares = squares;
+    *ret_nonfinite = nonfinite;
+    *ret_first_bucket = first_bucket;
+}
+
+/* A reader may look at any time: field by field, relaxed; the step slot's value publishes. */
+static uint64_t write_board(struct gw_shm_board *board, const struct gw_shm_verdict *verdict,
+                            const uint8_t *used_bits, uint32_t params)
+{
+    const uint64_t *from = (const uint64_t *)(const void *)verdict;
+    uint64_t *to = (uint64_t *)(void *)&board->verdict;
+    uint8_t *bits = (uint8_t *)&board->slots[board->buckets + board->units];
+    uint32_t bytes = (params + 7) / 8;
+
+    for (size_t i = 0; i < sizeof(*verdict) / sizeof(*from); i++)
+        __atomic_store_n(&to[i], from[i], __ATOMIC_RELAXED);
+    for (uint32_t i = 0; i < bytes; i++)
+        __atomic_store_n(&bits[i], used_bits[i], __ATOMIC_RELAXED);
+    return sizeof(*verdict) + bytes;
+}
+
+static void run_verdict(struct local_op *op)
+{
+    const struct core_op *what = &op->op;
+    struct gw_shm_verdict verdict __attribute__((aligned(8)));
+    double squares, clip = 1;
+    bool nonfinite;
+    uint32_t first_bucket;
+
+    add_up(op, &squares, &nonfinite, &first_bucket);
+    memset(&verdict, 0, sizeof(verdict));
+    verdict.step = what->step;
+    verdict.norm = (double)(float)sqrt(squares);
+    if (what->clip_norm > 0)
+        clip = what->clip_norm / (verdict.norm + 1e-6);
+    verdict.clip_factor = nonfinite ? 0.0f : clip < 1 ? (float)clip : 1.0f;
+    verdict.nonfinite = nonfinite;
+    verdict.first_bucket = first_bucket;
+    verdict.used_params = what->used_params;
+    verdict.digest = what->digest;
+    for (uint32_t r = 0; r < what->world; r++) {
+        uint64_t moved = 0;
+        if (op->boards[r])
+            moved = write_board(op->boards[r], &verdict, what->used_bits, op->params);
+        count(op, what->members[r], moved);
+    }
+}
+
+void local_run(void *arg, void *native)
+{
+    struct local_op *op = (struct local_op *)arg;
+
+    (void)native;
+    switch ((enum core_op_kind)op->op.kind) {
+    case CORE_OP_REDUCE_SCATTER:
+        run_reduce_scatter(op);
+        break;
+    case CORE_OP_ALL_REDUCE:
+        run_all_reduce(op);
+        break;
+    case CORE_OP_ALL_GATHER:
+        run_all_gather(op);
+        break;
+    case CORE_OP_GATHER:
+        run_gather(op);
+        break;
+    case CORE_OP_BROADCAST:
+        run_broadcast(op);
+        break;
+    case CORE_OP_BARRIER:
+        run_barrier(op);
+        break;
+    case CORE_OP_LOCAL_ADD:
+        kernel_add(op->out[0], op->in[0], op->op.numel, op->op.accumulate);
+        break;
+    case CORE_OP_ZERO:
+        kernel_add(op->out[0], NULL, op->op.numel, false);
+        break;
+    case CORE_OP_VERDICT:
+        run_verdict(op);
+        break;
+    }
+}
+
+/* ---- simulated links ---------------------------------------------------------------------------- */
+
+/* An op takes the links of all ranks it is for, from when all are free, for ring_bytes at the
+ * link's rate; the stream is held until the end of that time. */
+uint64_t local_hold(void *arg, uint64_t now_ns)
+{
+    struct local_op *op = (struct local_op *)arg;
+    struct local_fabric *fabric = op->fabric;
+    bool one = op->op.kind == CORE_OP_GATHER;
+    uint32_t links = one ? 1 : op->op.world;
+    const uint32_t *ranks = one ? &op->op.rank : op->op.members;
+    uint64_t at_ns = now_ns;
+
+    pthread_mutex_lock(&fabric->pace_lock);
+    for (uint32_t i = 0; i < links; i++)
+        if (fabric->link_free_ns[ranks[i]] > at_ns)
+            at_ns = fabric->link_free_ns[ranks[i]];
+    at_ns += (uint64_t)((double)op->ring_bytes * 1e9 / (double)fabric->config.link_bytes_per_s);
+    for (uint32_t i = 0; i < links; i++)
+        fabric->link_free_ns[ranks[i]] = at_ns;
+    pthread_mutex_unlock(&fabric->pace_lock);
+    return at_ns;
+}
