@@ -51,8 +51,7 @@ int wire_decode(const uint8_t *packet, size_t packet_bytes, struct wire_msg **re
     return 0;
 }
 
-int wire_encode(const struct wire_msg *msg, uint8_t *buffer, size_t buffer_bytes,
-                size_t *ret_bytes)
+int wire_encode(const struct wire_msg *msg, uint8_t *buffer, size_t buffer_bytes, size_t *ret_bytes)
 {
     const struct wire_table *table = table_of(msg->type);
     size_t bytes;

@@ -12,17 +12,17 @@
 #include "proto/wire.h"
 
 enum wire_field_kind {
-    WIRE_F_U32,     /* min <= value <= max */
-    WIRE_F_U64,     /* value <= max */
-    WIRE_F_S32,     /* min <= value <= max */
-    WIRE_F_S64,     /* min <= value <= max */
-    WIRE_F_DOUBLE,  /* finite */
-    WIRE_F_TEXT,    /* char[max + 1] in place; min..max bytes */
-    WIRE_F_TEXT_AT, /* const char * into the message's allocation; min..max bytes */
-    WIRE_F_BYTES,   /* uint8_t[max] in place, min..max bytes, their number at count_at */
-    WIRE_F_BYTES_AT, /* const uint8_t *, size_t at count_at; min..max bytes */
-    WIRE_F_U32S,    /* uint32_t[max] in place, min..max of them, their number at count_at */
-    WIRE_F_U64S,    /* the same; where count_at was set by a field before, it must be equal */
+    WIRE_F_U32,           /* min <= value <= max */
+    WIRE_F_U64,           /* value <= max */
+    WIRE_F_S32,           /* min <= value <= max */
+    WIRE_F_S64,           /* min <= value <= max */
+    WIRE_F_DOUBLE,        /* finite */
+    WIRE_F_TEXT,          /* char[max + 1] in place; min..max bytes */
+    WIRE_F_TEXT_AT,       /* const char * into the message's allocation; min..max bytes */
+    WIRE_F_BYTES,         /* uint8_t[max] in place, min..max bytes, their number at count_at */
+    WIRE_F_BYTES_AT,      /* const uint8_t *, size_t at count_at; min..max bytes */
+    WIRE_F_U32S,          /* uint32_t[max] in place, min..max of them, their number at count_at */
+    WIRE_F_U64S,          /* the same; where count_at was set by a field before, it must be equal */
     WIRE_F_FIRST_U64S,    /* uint64_t[max]: the first max; fewer are filled up with 0 */
     WIRE_F_ENTRIES,       /* pointer to min..max structs, their number at count_at */
     WIRE_F_FIRST_ENTRIES, /* max structs in place; as FIRST_U64S */
@@ -35,8 +35,8 @@ struct wire_table;
 
 struct wire_field {
     uint8_t kind;
-    bool count_set;          /* the entry's count was set by an earlier row */
-    uint16_t at, count_at;   /* in the checked struct */
+    bool count_set;            /* the entry's count was set by an earlier row */
+    uint16_t at, count_at;     /* in the checked struct */
     uint16_t from, from_count; /* in the generated struct */
     int64_t min;
     uint64_t max;
@@ -55,8 +55,7 @@ struct wire_table {
 /* Offset of a member, or a compile error where the two structs' members differ in size. */
 #define WIRE_SAME(Message, field, type, member)                                                    \
     (offsetof(type, member) +                                                                      \
-     0 * sizeof(char[sizeof(((type *)0)->member) ==                                                \
-                             sizeof(((Gradwire__V1__##Message *)0)->field)                         \
+     0 * sizeof(char[sizeof(((type *)0)->member) == sizeof(((Gradwire__V1__##Message *)0)->field)  \
                          ? 1                                                                       \
                          : -1]))
 #define WIRE_SCALAR(KIND, Message, field, type, member, lo, hi)                                    \
@@ -74,8 +73,7 @@ struct wire_table {
 #define WIRE_TEXT(Message, type, path, field, lo)                                                  \
     {                                                                                              \
         .kind = WIRE_F_TEXT, .from = offsetof(Gradwire__V1__##Message, field),                     \
-        .at = offsetof(type, path field), .min = lo,                                               \
-        .max = sizeof(((type *)0)->path field) - 1                                                 \
+        .at = offsetof(type, path field), .min = lo, .max = sizeof(((type *)0)->path field) - 1    \
     }
 #define WIRE_TEXT_AT(Message, type, path, field, lo, hi)                                           \
     WIRE_SCALAR(WIRE_F_TEXT_AT, Message, field, type, path field, lo, hi)
@@ -110,8 +108,8 @@ struct wire_table {
 #define WIRE_MESSAGE(lower, rows, checker)                                                         \
     WIRE_TABLE(wire_table_##lower, lower, rows, struct wire_msg, checker)
 #define WIRE_MESSAGE_EMPTY(lower)                                                                  \
-    const struct wire_table wire_table_##lower = {                                                 \
-        .descriptor = &gradwire__v1__##lower##__descriptor}
+    const struct wire_table wire_table_##lower = {.descriptor =                                    \
+                                                      &gradwire__v1__##lower##__descriptor}
 
 #define WIRE_DECLARE(name, value, member, message, lower)                                          \
     extern const struct wire_table wire_table_##lower;
@@ -121,10 +119,11 @@ WIRE_TYPE_MAP(WIRE_DECLARE)
 /* Most that protobuf-c may allocate for one packet: above what any legal one needs. */
 #define WIRE_UNPACK_MAX (512u << 10)
 
+/* Copies the value of a scalar field, if it is within its bounds. */
+bool wire_copy_scalar(const struct wire_field *field, const uint8_t *from, uint8_t *to);
 /* Checks a body before protobuf-c sees it: well-formed for its descriptor, at most two levels, no
  * NUL inside a string (protobuf-c would cut it there in silence). GW_E_PROTOCOL. */
-int wire_scan(const ProtobufCMessageDescriptor *descriptor, const uint8_t *body,
-              size_t body_bytes);
+int wire_scan(const ProtobufCMessageDescriptor *descriptor, const uint8_t *body, size_t body_bytes);
 /* Body -> checked message (type and request are the caller's to set), with at most max_bytes
  * allocated on the way. GW_E_PROTOCOL, GW_E_NOMEM. */
 int wire_unpack(const struct wire_table *table, const uint8_t *body, size_t body_bytes,

@@ -5,7 +5,6 @@
  * The generated struct only points into the message; nothing is copied but the entries' structs.
  * The same bounds hold as for unpacking, so that we never send what a peer would refuse.
  */
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -16,42 +15,6 @@ union generated {
     ProtobufCMessage base;
     uint8_t room[320];
 };
-
-static int put_scalar(const struct wire_field *field, const uint8_t *from, uint8_t *to)
-{
-    union {
-        uint32_t u32;
-        int32_t s32;
-        uint64_t u64;
-        int64_t s64;
-        double f64;
-    } v;
-    const bool narrow = field->kind == WIRE_F_U32 || field->kind == WIRE_F_S32;
-    bool good;
-
-    memcpy(&v, from + field->at, narrow ? 4 : 8);
-    switch (field->kind) {
-    case WIRE_F_U32:
-        good = v.u32 >= (uint64_t)field->min && v.u32 <= field->max;
-        break;
-    case WIRE_F_S32:
-        good = v.s32 >= field->min && v.s32 <= (int64_t)field->max;
-        break;
-    case WIRE_F_S64:
-        good = v.s64 >= field->min && v.s64 <= (int64_t)field->max;
-        break;
-    case WIRE_F_DOUBLE:
-        good = isfinite(v.f64);
-        break;
-    default:
-        good = v.u64 <= field->max;
-        break;
-    }
-    if (!good)
-        return GW_E_INVALID;
-    memcpy(to + field->from, &v, narrow ? 4 : 8);
-    return 0;
-}
 
 static int check_count(const struct wire_field *field, size_t count)
 {
@@ -139,7 +102,7 @@ static int put_field(const struct wire_field *field, const uint8_t *from, uint8_
     case WIRE_F_FIRST_U64S:
         return put_numbers(field, from, to);
     default:
-        return put_scalar(field, from, to);
+        return wire_copy_scalar(field, from + field->at, to + field->from) ? 0 : GW_E_INVALID;
     }
 }
 

@@ -96,8 +96,7 @@ static int scan_field(struct cursor *cursor, struct cursor *ret_nested)
     }
 }
 
-int wire_scan(const ProtobufCMessageDescriptor *descriptor, const uint8_t *body,
-              size_t body_bytes)
+int wire_scan(const ProtobufCMessageDescriptor *descriptor, const uint8_t *body, size_t body_bytes)
 {
     struct cursor levels[2] = {{descriptor, body, body + body_bytes}};
     struct cursor nested;

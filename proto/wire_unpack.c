@@ -4,7 +4,6 @@
  *
  * What protobuf-c allocates is temporary and bounded; nothing of it stays in the result.
  */
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -138,42 +137,6 @@ static size_t extra_bytes_all(const struct wire_table *table, const uint8_t *fro
 
 /* ---- fields ------------------------------------------------------------------------------------- */
 
-static int get_scalar(const struct wire_field *field, const uint8_t *from, uint8_t *to)
-{
-    union {
-        uint32_t u32;
-        int32_t s32;
-        uint64_t u64;
-        int64_t s64;
-        double f64;
-    } v;
-    const bool narrow = field->kind == WIRE_F_U32 || field->kind == WIRE_F_S32;
-    bool good;
-
-    memcpy(&v, from + field->from, narrow ? 4 : 8);
-    switch (field->kind) {
-    case WIRE_F_U32:
-        good = v.u32 >= (uint64_t)field->min && v.u32 <= field->max;
-        break;
-    case WIRE_F_S32:
-        good = v.s32 >= field->min && v.s32 <= (int64_t)field->max;
-        break;
-    case WIRE_F_S64:
-        good = v.s64 >= field->min && v.s64 <= (int64_t)field->max;
-        break;
-    case WIRE_F_DOUBLE:
-        good = isfinite(v.f64);
-        break;
-    default:
-        good = v.u64 <= field->max;
-        break;
-    }
-    if (!good)
-        return GW_E_PROTOCOL;
-    memcpy(to + field->at, &v, narrow ? 4 : 8);
-    return 0;
-}
-
 static bool in_bounds(const struct wire_field *field, size_t count)
 {
     return count >= (uint64_t)field->min && count <= field->max;
@@ -261,7 +224,7 @@ static int get_field(const struct wire_field *field, const uint8_t *from, uint8_
     case WIRE_F_FIRST_U64S:
         return get_numbers(field, from, to);
     default:
-        return get_scalar(field, from, to);
+        return wire_copy_scalar(field, from + field->from, to + field->at) ? 0 : GW_E_PROTOCOL;
     }
 }
 

@@ -108,8 +108,7 @@ static bool slot_good(uint32_t slot)
 static const struct wire_field ready_entry[] = {
     WIRE_U32(ReadyEntry, struct wire_ready_entry, , param, 0, GW_PARAMS_MAX - 1),
     WIRE_U32(ReadyEntry, struct wire_ready_entry, , piece, 0, UINT32_MAX),
-    WIRE_U32(ReadyEntry, struct wire_ready_entry, , flags, 0,
-             GW_GRAD_ACCUMULATE | GW_GRAD_RUNNING),
+    WIRE_U32(ReadyEntry, struct wire_ready_entry, , flags, 0, GW_GRAD_ACCUMULATE | GW_GRAD_RUNNING),
     WIRE_U32(ReadyEntry, struct wire_ready_entry, , slot, 0, UINT32_MAX),
     WIRE_LIST(WIRE_F_U32S, ReadyEntry, struct wire_ready_entry, , timeline,
               offsetof(struct wire_ready_entry, tokens), false, 0, GW_READY_TOKENS, NULL),
@@ -134,8 +133,8 @@ static WIRE_TABLE(table_ready_entry, ready_entry, ready_entry, struct wire_ready
                   check_ready_entry);
 
 static const struct wire_field ready[] = {
-    WIRE_LIST(WIRE_F_ENTRIES, Ready, MSG, u.ready., entries, offsetof(MSG, u.ready.count), false,
-              1, GW_READY_PER_FRAME, &table_ready_entry),
+    WIRE_LIST(WIRE_F_ENTRIES, Ready, MSG, u.ready., entries, offsetof(MSG, u.ready.count), false, 1,
+              GW_READY_PER_FRAME, &table_ready_entry),
 };
 WIRE_MESSAGE(ready, ready, NULL);
 

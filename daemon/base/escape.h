@@ -13,7 +13,7 @@
 #include <stddef.h>
 
 /* Room that always suffices for `n` bytes of text, final 0 included. */
-#define ESCAPE_BYTES(n) ((n) * 6u + 1u)
+#define ESCAPE_BYTES(n) ((n)*6u + 1u)
 
 /* Escapes text_bytes bytes into buffer, always ended by a 0 (if buffer_bytes > 0). Text that does
  * not fit is cut, never inside an escape. Returns the bytes written, without the 0. */

@@ -35,16 +35,11 @@ static const struct unit size_units[] = {
 };
 
 static const struct unit time_units[] = {
-    {"", 1000000000ull},
-    {"ns", 1},
-    {"us", 1000ull},
-    {"ms", 1000000ull},
-    {"s", 1000000000ull},
-    {"sec", 1000000000ull},
-    {"min", 60000000000ull},
-    {"h", 3600000000000ull},
-    {"d", 86400000000000ull},
-    {NULL, 0},
+    {"", 1000000000ull},      {"ns", 1},
+    {"us", 1000ull},          {"ms", 1000000ull},
+    {"s", 1000000000ull},     {"sec", 1000000000ull},
+    {"min", 60000000000ull},  {"h", 3600000000000ull},
+    {"d", 86400000000000ull}, {NULL, 0},
 };
 
 /* mantissa * 10^exponent */

@@ -24,7 +24,10 @@ struct text {
 };
 
 /* For an array; sets no byte, so add something (or "") before reading it. */
-#define TEXT(array) {(array), sizeof(array), 0, false}
+#define TEXT(array)                                                                                \
+    {                                                                                              \
+        (array), sizeof(array), 0, false                                                           \
+    }
 
 /* Starts an empty string in buffer. */
 void text_start(struct text *text, char *buffer, size_t bytes);
