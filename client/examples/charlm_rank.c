@@ -1,0 +1,456 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * charlm as one rank of a gradwire job: the same calls in the same order for all stages. Parameters
+ * are read where the service keeps them, gradients are computed straight into its buffers, and each
+ * is handed over as soon as it is there, so that its reduction runs beside the rest of backward.
+ * One thread.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "client/examples/charlm.h"
+#include "client/examples/charlm_math.h"
+
+/* A step that never ends is ended by the job's own deadlines. */
+#define WAIT GW_FOREVER
+
+struct rank_run {
+    const struct charlm_options *options;
+    const struct text *text;
+    struct model *model;
+    struct charlm_result *result;
+    gw_job *job;
+    uint32_t units[MODEL_UNITS]; /* as the job numbers them */
+    float *m, *v;                /* Adam's moments of the shard */
+    float *scratch;              /* one parameter */
+};
+
+/* ---- errors ----------------------------------------------------------------------------------- */
+
+static int exit_code(int error)
+{
+    switch (error) {
+    case GW_E_NO_DAEMON:
+    case GW_E_DRAINING:
+        return EX_UNAVAILABLE;
+    case GW_E_NOMEM:
+    case GW_E_LIMIT:
+        return EX_OSERR;
+    case GW_E_IO:
+        return EX_IOERR;
+    case GW_E_TIMEOUT:
+    case GW_E_AGAIN:
+    case GW_E_PEER_LOST:
+    case GW_E_ENGINE_LOST:
+        return EX_TEMPFAIL;
+    case GW_E_PROTOCOL:
+    case GW_E_VERSION:
+    case GW_E_MISMATCH:
+    case GW_E_DUPLICATE:
+        return EX_PROTOCOL;
+    case GW_E_DENIED:
+        return EX_NOPERM;
+    default:
+        return EX_SOFTWARE;
+    }
+}
+
+/* 0, or an exit code after the one message that a failed call gets. */
+static int check(const struct rank_run *run, const char *what, int r)
+{
+    if (r >= 0)
+        return 0;
+    fprintf(stderr, "charlm rank %u: %s: %s\n", run->options->rank, what, gw_last_error());
+    return exit_code(r);
+}
+
+/* ---- set-up ----------------------------------------------------------------------------------- */
+
+static int open_job(struct rank_run *run)
+{
+    const struct charlm_options *o = run->options;
+    struct gw_job_options options = {
+        .struct_size = sizeof options,
+        .socket_path = o->socket,
+        .rank = o->rank,
+        .world = o->world,
+        .join_timeout_ns = o->timeout_ns,
+        .op_timeout_ns = o->timeout_ns,
+        .linger_ns = -1, /* nobody comes back to this job */
+        .link_bytes_per_s = o->link_bytes_per_s,
+        .name = "charlm",
+    };
+    struct gw_job_id id;
+    int r;
+
+    if (o->rank == 0) {
+        r = check(run, "create job", gw_job_create(&options, &run->job));
+        if (r == 0)
+            r = check(run, "job id", gw_job_get_id(run->job, &id));
+        return r != 0 ? r : check(run, "save job id", gw_job_id_save(&id, o->id_file));
+    }
+    r = check(run, "load job id", gw_job_id_load(o->id_file, o->timeout_ns, &id));
+    return r != 0 ? r : check(run, "join job", gw_job_join(&options, &id, &run->job));
+}
+
+static int seal(struct rank_run *run)
+{
+    const struct charlm_options *o = run->options;
+    struct gw_zero_options options = {
+        .struct_size = sizeof options,
+        .stage = o->stage,
+        .accumulate = o->accumulate,
+        .gather = o->gather,
+        .overlap_off = o->overlap_off,
+        .micro_steps = o->micro_steps,
+        .bucket_bytes = o->bucket_bytes,
+        .scale = 1.0 / (double)(o->world * o->micro_steps),
+    };
+    uint32_t param;
+    int r = 0;
+
+    for (uint32_t p = 0; r == 0 && p < MODEL_PARAMS; p++) {
+        const struct model_param *mp = &run->model->params[p];
+
+        r = check(run, mp->name,
+                  gw_param_add(run->job, mp->name, mp->numel, mp->unit_name, &param));
+    }
+    if (r == 0)
+        r = check(run, "seal", gw_seal(run->job, &options, o->timeout_ns));
+    if (r == 0)
+        r = check(run, "layout", gw_layout(run->job, &run->result->layout));
+    for (uint32_t p = 0; r == 0 && p < MODEL_PARAMS; p++)
+        r = check(run, "unit",
+                  gw_param_unit(run->job, p, &run->units[run->model->params[p].unit]));
+    return r;
+}
+
+/* Waits on all ranks for what the token stands for. */
+static int wait_token(const struct rank_run *run, const char *what, struct gw_token token)
+{
+    return check(run, what, gw_wait(run->job, token, WAIT));
+}
+
+static int barrier(const struct rank_run *run)
+{
+    struct gw_token token;
+    int r;
+
+    r = check(run, "barrier", gw_barrier(run->job, NULL, &token));
+    return r != 0 ? r : wait_token(run, "barrier", token);
+}
+
+/* Parameter p is written by rank p mod world, wherever it lies. */
+static int write_initial(struct rank_run *run)
+{
+    const struct charlm_options *o = run->options;
+    int r = 0;
+
+    for (uint32_t p = 0; r == 0 && p < MODEL_PARAMS; p++) {
+        const struct model_param *mp = &run->model->params[p];
+
+        if (p % o->world != o->rank)
+            continue;
+        model_init_param(run->model, p, o->seed, run->scratch);
+        r = check(run, "write initial values",
+                  gw_param_write_sync(run->job, p, 0, mp->numel, run->scratch, o->timeout_ns));
+    }
+    return r != 0 ? r : barrier(run);
+}
+
+static int set_up(struct rank_run *run)
+{
+    size_t largest = 0;
+    uint64_t numel;
+    int r;
+
+    for (uint32_t p = 0; p < MODEL_PARAMS; p++)
+        largest = run->model->params[p].numel > largest ? run->model->params[p].numel : largest;
+    run->scratch = malloc(largest * sizeof(float));
+    if (run->scratch == NULL) {
+        fprintf(stderr, "charlm rank %u: no memory for %zu values\n", run->options->rank, largest);
+        return EX_OSERR;
+    }
+    r = open_job(run);
+    if (r == 0)
+        r = seal(run);
+    if (r == 0)
+        r = write_initial(run);
+    if (r == 0)
+        r = check(run, "shard array adam_m",
+                  gw_shard_array(run->job, "adam_m", &run->m, &numel));
+    if (r == 0)
+        r = check(run, "shard array adam_v",
+                  gw_shard_array(run->job, "adam_v", &run->v, &numel));
+    if (r == 0 && run->options->measure)
+        r = check(run, "measure", gw_measure_sync(run->job, run->options->timeout_ns));
+    return r;
+}
+
+/* ---- a step ----------------------------------------------------------------------------------- */
+
+static int fetch(const struct rank_run *run, uint32_t unit, struct gw_token *ret_token)
+{
+    return check(run, "fetch", gw_fetch(run->job, run->units[unit], ret_token));
+}
+
+static int release(const struct rank_run *run, uint32_t unit)
+{
+    return check(run, "release", gw_release(run->job, run->units[unit]));
+}
+
+static int values(const struct rank_run *run, uint32_t param, const float **ret_values)
+{
+    return check(run, "parameter", gw_param_ptr(run->job, param, ret_values));
+}
+
+static int forward_unit(struct rank_run *run, uint32_t unit)
+{
+    const float *first = NULL, *second = NULL;
+    struct gw_token token;
+    int r;
+
+    r = fetch(run, unit, &token);
+    if (r == 0)
+        r = wait_token(run, "wait for parameters", token);
+    if (unit == 0) {
+        if (r == 0)
+            r = values(run, 0, &first);
+        if (r == 0)
+            model_embed(run->model, first);
+    } else {
+        if (r == 0)
+            r = values(run, 2 * unit - 1, &first);
+        if (r == 0)
+            r = values(run, 2 * unit, &second);
+        if (r == 0)
+            model_forward(run->model, unit - 1, first, second);
+    }
+    return r != 0 ? r : release(run, unit);
+}
+
+/* Pieces are ready one by one; the last lies in the last bucket, whose turn comes first. */
+static int weight_gradient(struct rank_run *run, uint32_t layer, uint32_t flags)
+{
+    uint32_t param = 1 + 2 * layer, pieces;
+    struct gw_piece_info info;
+    uint64_t count;
+    float *to;
+    int r;
+
+    r = check(run, "pieces", gw_param_pieces(run->job, param, &pieces));
+    for (uint32_t i = pieces; r == 0 && i-- > 0;) {
+        r = check(run, "piece", gw_param_piece(run->job, param, i, &info));
+        if (r == 0)
+            r = check(run, "acquire gradient",
+                      gw_grad_acquire_sync(run->job, param, i, WAIT, &to, &count));
+        if (r != 0)
+            break;
+        model_grad_weight(run->model, layer, info.param_offset, info.numel, to);
+        r = check(run, "gradient ready", gw_grad_ready(run->job, param, i, flags, NULL, 0));
+    }
+    return r;
+}
+
+/* Small gradients are computed on the side and copied in. */
+static int put(struct rank_run *run, uint32_t param, uint32_t flags)
+{
+    return check(run, "put gradient",
+                 gw_grad_put_sync(run->job, param, run->scratch, flags, WAIT));
+}
+
+/* Gradients need no parameters: they are computed while the unit is being fetched. */
+static int backward_unit(struct rank_run *run, uint32_t unit, uint32_t flags)
+{
+    const float *weight = NULL;
+    struct gw_token token;
+    int r;
+
+    r = fetch(run, unit, &token);
+    if (r != 0)
+        return r;
+    if (unit == 0) {
+        model_grad_embed(run->model, run->scratch);
+        r = put(run, 0, flags);
+    } else {
+        model_grad_bias(run->model, unit - 1, run->scratch);
+        r = put(run, 2 * unit, flags);
+        if (r == 0)
+            r = weight_gradient(run, unit - 1, flags);
+    }
+    if (r == 0)
+        r = wait_token(run, "wait for parameters", token);
+    if (r == 0 && unit > 0) {
+        r = values(run, 2 * unit - 1, &weight);
+        if (r == 0)
+            model_backward(run->model, unit - 1, weight);
+    }
+    return r != 0 ? r : release(run, unit);
+}
+
+static uint64_t now_ns(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+static int micro_step(struct rank_run *run, uint32_t step, uint32_t micro)
+{
+    const struct charlm_options *o = run->options;
+    struct text_draw draw = {o->seed, step, micro, o->rank};
+    bool last = micro + 1 == o->micro_steps;
+    uint64_t begin;
+    int r = 0;
+
+    model_load(run->model, run->text, &draw, 0, o->batch);
+    for (uint32_t unit = 0; r == 0 && unit < MODEL_UNITS; unit++)
+        r = forward_unit(run, unit);
+    if (r != 0)
+        return r;
+    run->result->loss[step - 1] += model_loss(run->model);
+    begin = now_ns();
+    for (uint32_t unit = MODEL_UNITS; r == 0 && unit-- > 0;)
+        r = backward_unit(run, unit, last ? GW_GRAD_FINAL : GW_GRAD_ACCUMULATE);
+    run->result->backward_ns[step - 1] += now_ns() - begin;
+    if (r == 0 && !last)
+        r = check(run, "end micro-step", gw_micro_step_end(run->job));
+    return r;
+}
+
+static int update(struct rank_run *run, uint32_t step)
+{
+    const struct gw_span *spans;
+    struct gw_token token;
+    uint32_t count;
+    int r;
+
+    r = check(run, "begin update", gw_update_begin(run->job, &token));
+    if (r == 0)
+        r = wait_token(run, "begin update", token);
+    if (r == 0)
+        r = check(run, "shard", gw_shard_spans(run->job, &spans, &count));
+    if (r != 0)
+        return r;
+    for (uint32_t i = 0; i < count; i++) {
+        const struct gw_span *s = &spans[i];
+        struct math_adam adam = {s->params, run->m + s->shard_offset, run->v + s->shard_offset,
+                                 s->grads, s->valid_numel};
+
+        math_adam(&adam, step);
+    }
+    return check(run, "commit update", gw_update_commit(run->job));
+}
+
+static int train_step(struct rank_run *run, uint32_t step)
+{
+    const struct charlm_options *o = run->options;
+    struct gw_verdict verdict;
+    struct gw_token token;
+    uint64_t begin = now_ns();
+    int r = 0;
+
+    for (uint32_t micro = 0; r == 0 && micro < o->micro_steps; micro++)
+        r = micro_step(run, step, micro);
+    run->result->loss[step - 1] /= (double)o->micro_steps;
+    if (r == 0)
+        r = check(run, "end step", gw_step_end(run->job, &token));
+    if (r == 0)
+        r = check(run, "wait for step", gw_wait_step(run->job, WAIT, &verdict));
+    if (r != 0)
+        return r;
+    run->result->norm[step - 1] = verdict.norm;
+    r = update(run, step);
+    run->result->step_ns[step - 1] = now_ns() - begin;
+    return r;
+}
+
+/* ---- the end ---------------------------------------------------------------------------------- */
+
+static int write_param(struct rank_run *run, uint32_t param, FILE *file)
+{
+    const float *from = NULL;
+    int r = values(run, param, &from);
+
+    if (r == 0)
+        fwrite(from, sizeof *from, run->model->params[param].numel, file);
+    return r;
+}
+
+/* This rank's own view of all parameters, unit by unit; file NULL: only waits until they are there. */
+static int fetch_all(struct rank_run *run, FILE *file)
+{
+    struct gw_token token;
+    int r = 0;
+
+    for (uint32_t unit = 0; r == 0 && unit < MODEL_UNITS; unit++) {
+        r = fetch(run, unit, &token);
+        if (r == 0)
+            r = wait_token(run, "wait for parameters", token);
+        for (uint32_t p = 0; r == 0 && file != NULL && p < MODEL_PARAMS; p++) {
+            if (run->model->params[p].unit == unit)
+                r = write_param(run, p, file);
+        }
+        if (r == 0)
+            r = release(run, unit);
+    }
+    return r;
+}
+
+static int dump(struct rank_run *run)
+{
+    const char *path = run->options->dump;
+    FILE *file;
+    bool bad = true;
+    int r = 0;
+
+    if (path == NULL)
+        return 0;
+    file = fopen(path, "we");
+    if (file != NULL) {
+        r = fetch_all(run, file);
+        bad = ferror(file) != 0;
+        bad = fclose(file) != 0 || bad;
+    }
+    if (r != 0 || !bad)
+        return r;
+    fprintf(stderr, "charlm rank %u: cannot write parameters to %s: %s\n", run->options->rank,
+            path, strerror(errno));
+    return EX_CANTCREAT;
+}
+
+static int finish(struct rank_run *run)
+{
+    int r = 0;
+
+    /* Stages 1 and 2 gather after the last rank's commit: the last step's belong to the figures. In
+     * stage 3 this would gather once more than the steps did. */
+    if (run->options->stage < 3)
+        r = fetch_all(run, NULL);
+    run->result->stats.struct_size = sizeof run->result->stats;
+    if (r == 0)
+        r = check(run, "figures",
+                  gw_stats_sync(run->job, run->options->timeout_ns, &run->result->stats));
+    return r != 0 ? r : dump(run);
+}
+
+int charlm_run_rank(const struct charlm_options *options, const struct text *text,
+                    struct model *model, struct charlm_result *result)
+{
+    struct rank_run run = {
+        .options = options, .text = text, .model = model, .result = result};
+    int r;
+
+    r = set_up(&run);
+    for (uint32_t step = 1; r == 0 && step <= options->steps; step++)
+        r = train_step(&run, step);
+    if (r == 0)
+        r = finish(&run);
+    gw_job_close(run.job);
+    free(run.scratch);
+    return r;
+}
