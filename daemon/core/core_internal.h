@@ -1,0 +1,233 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the parts of the core (core.c, member.., registry, seal, group, lane, wait) share: the one
+ * struct of a job. The ZeRO layer and the layout are behind their own headers and see none of it.
+ * Pure; one thread. Each part writes only its own fields, named below.
+ */
+#ifndef GW_CORE_CORE_INTERNAL_H
+#define GW_CORE_CORE_INTERNAL_H
+
+#include "daemon/base/text.h"
+#include "daemon/core/core.h"
+#include "daemon/core/effects.h"
+#include "daemon/core/layout.h"
+#include "daemon/core/zero.h"
+
+#define CORE_OPEN_MAX 64u   /* requests of one rank that wait for their reply */
+#define CORE_FLIGHT_MAX 256u /* ops of a rank that were launched and not reported done: a client sees
+                              * its op done before the core is told, so more than 64 is legal */
+#define CORE_NO_RANK UINT32_MAX
+#define CORE_BIT(rank) (UINT64_C(1) << (rank))
+
+/* ---- registry.c: parameter lists as registered ---------------------------------------------------- */
+
+struct reg_param {
+    uint64_t numel;
+    uint32_t flags;
+    uint32_t name_at, unit_at; /* in the list's names */
+};
+
+struct reg_list {
+    struct reg_param *params;
+    uint32_t count, total, capacity;
+    char *names; /* strings one after the other */
+    size_t names_bytes, names_capacity;
+};
+
+const char *reg_name(const struct reg_list *list, uint32_t param);
+const char *reg_unit(const struct reg_list *list, uint32_t param);
+void reg_list_clear(struct reg_list *list);
+/* True if equal; else *text says the first difference, the sides named by the two words. */
+bool reg_list_equal(const struct reg_list *a, const struct reg_list *b, const char *a_side,
+                    const char *b_side, struct text *text);
+
+/* ---- lane.c: buffers and collective ops ------------------------------------------------------------ */
+
+struct lane_buffer {
+    uint32_t id;
+    uint32_t uses; /* by ops that are queued or in flight */
+    uint64_t bytes;
+};
+
+struct lane_op { /* submitted, not launched */
+    struct wire_op op;
+    uint64_t since_ns;
+};
+
+struct lane_rank {
+    uint64_t sequence; /* of the last op taken */
+    struct lane_op *pending; /* GW_OPS_IN_FLIGHT, in order; made with the first op */
+    uint32_t pending_count;
+    uint32_t in_flight;
+    struct lane_buffer *buffers;
+    uint32_t buffer_count, buffer_capacity;
+};
+
+struct lane_flight { /* launched, not done; all on one stream, so in order */
+    struct lane_flight *next;
+    uint64_t op_id, since_ns;
+    struct wire_op op; /* of the first member */
+    uint32_t uses;
+    struct lane_use {
+        uint32_t rank, send_buffer, recv_buffer;
+    } use[];
+};
+
+struct core_group {
+    uint32_t count;
+    uint32_t ranks[GW_RANKS_MAX]; /* in group order */
+    uint64_t mask;
+    uint64_t launched; /* ops so far */
+};
+
+/* ---- the job ----------------------------------------------------------------------------------- */
+
+struct open_request {
+    uint32_t id;
+    uint16_t type;
+};
+
+struct core_rank {
+    struct open_request open[CORE_OPEN_MAX]; /* core.c */
+    uint32_t open_count;
+    struct reg_list list;  /* registry.c */
+    struct wire_seal seal; /* seal.c: as given, defaults filled in that need no layout */
+    uint32_t seal_request;
+    struct {
+        uint32_t request; /* 0: none */
+        uint32_t count, ranks[GW_RANKS_MAX];
+        uint64_t since_ns;
+    } group; /* group.c */
+    struct lane_rank lane;
+};
+
+struct core {
+    struct core_config config;
+    struct effects *effects;
+    struct core_rank *ranks; /* world */
+    uint64_t now_ns;
+    uint64_t everyone; /* a bit per rank of the world */
+    bool nomem;
+
+    /* membership.c */
+    uint32_t generation;        /* 0: nobody has joined yet */
+    uint64_t present;           /* attached in this generation */
+    uint64_t left;              /* left on purpose in this generation */
+    uint64_t old;               /* still attached, but to a broken generation */
+    bool complete;              /* all ranks of this generation have joined */
+    bool broken;                /* `failure` ended this generation */
+    bool ended;                 /* CORE_EFF_END was said */
+    bool running;               /* a step or collective has begun in this generation */
+    uint64_t first_join_ns, complete_ns, broken_ns;
+    struct core_fault failure;
+
+    /* seal.c */
+    uint64_t sealed_ranks;      /* have called seal */
+    uint64_t seal_since_ns;
+    bool sealed;                /* in this generation */
+    bool building;              /* BUILD was said, BUILT has not come */
+    uint32_t build_generation;
+    bool kept;                  /* layout, options and zero survive generations */
+    struct layout *layout;
+    struct zero *zero;
+    struct wire_seal options;   /* defaults filled in */
+    struct wire_seal kept_seal; /* as given */
+    struct reg_list kept_list;
+
+    /* group.c, lane.c */
+    struct core_group groups[GW_GROUPS_MAX];
+    uint32_t group_count;
+    struct lane_flight *flights, **flights_end;
+    uint64_t lane_comm_ns;
+
+    /* wait.c */
+    struct {
+        bool active, reported;
+        uint64_t since_ns, report_ns;
+        uint32_t source;
+        char text[GW_TEXT_MAX + 1];
+    } stall;
+    uint64_t deadline_ns;
+};
+
+/* ---- core.c ------------------------------------------------------------------------------------ */
+
+/* A reply to fill in; closes the request. */
+struct core_effect *core_reply(struct core *core, uint32_t rank, uint32_t request, uint16_t type);
+/* DONE with code and text ("" with 0). */
+void core_reply_done(struct core *core, uint32_t rank, uint32_t request, int code,
+                     const char *format, ...) __attribute__((format(printf, 5, 6)));
+/* Answers all open requests of a type. */
+void core_reply_all(struct core *core, uint16_t type);
+/* The job's generation ends: tells every rank. Only the first failure of a generation counts. What
+ * hangs on the generation is freed at the end of core_handle, so callers may finish their loops. */
+void core_fail(struct core *core, int code, uint32_t rank, const char *format, ...)
+    __attribute__((format(printf, 4, 5)));
+void core_fail_fault(struct core *core, const struct core_fault *fault, int r);
+/* 'name', escaped and cut. */
+void core_add_name(struct text *text, const char *name);
+
+/* ---- membership.c -------------------------------------------------------------------------------- */
+
+void member_join(struct core *core, const struct core_event *event);
+void member_wait_ready(struct core *core, uint32_t rank, const struct wire_msg *msg);
+void member_leave(struct core *core, uint32_t rank);
+void member_lost(struct core *core, uint32_t rank, const char *how);
+/* The client broke the protocol: its connection goes, and with it the generation. */
+void member_drop(struct core *core, uint32_t rank, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+/* Failure if a rank that left is needed again. */
+void member_check_left(struct core *core);
+
+/* ---- registry.c, seal.c ---------------------------------------------------------------------------- */
+
+void registry_register(struct core *core, uint32_t rank, const struct wire_msg *msg);
+void seal_request(struct core *core, uint32_t rank, const struct wire_msg *msg);
+void seal_built(struct core *core, const struct core_event *event);
+/* The rank's client is gone. */
+void seal_detach(struct core *core, uint32_t rank);
+/* What hangs on the generation. */
+void seal_reset(struct core *core);
+/* True while a rank that has called seal waits for the others. */
+bool seal_pending(const struct core *core);
+
+/* 0; GW_E_INVALID with *text: a seal of one rank is wrong by itself. Fills the defaults in that need
+ * no layout. */
+int options_check(struct wire_seal *seal, uint32_t world, struct text *text);
+/* Fills in what follows from the layout. */
+void options_complete(struct wire_seal *seal, const struct layout *layout);
+bool options_equal(const struct wire_seal *a, const struct wire_seal *b, const char *a_side,
+                   const char *b_side, struct text *text);
+
+/* ---- group.c, lane.c --------------------------------------------------------------------------------- */
+
+void group_request(struct core *core, uint32_t rank, const struct wire_msg *msg);
+/* Makes every group whose members have all called; called when all ranks have joined, too. */
+void group_kick(struct core *core);
+void group_detach(struct core *core, uint32_t rank);
+void group_reset(struct core *core);
+bool group_needs(const struct core *core, uint32_t rank);
+bool group_wait(const struct core *core, struct core_wait *ret_wait);
+
+void lane_buffer(struct core *core, const struct core_event *event);
+void lane_buffer_free(struct core *core, uint32_t rank, const struct wire_msg *msg);
+void lane_submit(struct core *core, uint32_t rank, const struct wire_msg *msg);
+void lane_kick(struct core *core, uint32_t group);
+void lane_op_done(struct core *core, const struct core_event *event);
+void lane_detach(struct core *core, uint32_t rank);
+void lane_reset(struct core *core);
+bool lane_needs(const struct core *core, uint32_t rank);
+bool lane_wait(const struct core *core, struct core_wait *ret_wait);
+/* "all_reduce 'x' of 8 elements" */
+void lane_describe(const struct wire_op *op, struct text *text);
+/* 0; or < 0 with *text: the op of one rank is wrong by itself. */
+int lane_check(const struct core *core, uint32_t rank, const struct wire_op *op,
+               struct text *text);
+struct lane_buffer *lane_find_buffer(const struct core *core, uint32_t rank, uint32_t id);
+
+/* ---- wait.c -------------------------------------------------------------------------------------- */
+
+/* Reports, deadlines, and the next one: at the end of each event. */
+void wait_update(struct core *core);
+
+#endif

@@ -1,0 +1,444 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Lanes of the collectives layer: one ordered queue per group. The n-th op of each member must be
+ * the same op; it is launched when all members have submitted it, else the job ends with both sides
+ * told before a byte is summed.
+ *
+ *   rank's pending ops (all groups, in order) --all members agree--> flights --OP_DONE--> free
+ *
+ * Pure; the core's thread. Owns buffers' use counts; what one op may say is checked in lane_op.c.
+ */
+#include "daemon/core/core_internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- buffers --------------------------------------------------------------------------------------- */
+
+struct lane_buffer *lane_find_buffer(const struct core *core, uint32_t rank, uint32_t id)
+{
+    const struct lane_rank *lane = &core->ranks[rank].lane;
+
+    for (uint32_t i = 0; i < lane->buffer_count; i++) {
+        if (lane->buffers[i].id == id)
+            return &lane->buffers[i];
+    }
+    return NULL;
+}
+
+static void buffer_use(struct core *core, uint32_t rank, uint32_t id, int change)
+{
+    struct lane_buffer *buffer = lane_find_buffer(core, rank, id);
+
+    if (buffer)
+        buffer->uses = change > 0 ? buffer->uses + 1 : buffer->uses - 1;
+}
+
+/* Both buffers of an op, which may be one. Names of absent buffers (barrier) are ignored. */
+static void op_use(struct core *core, uint32_t rank, const struct wire_op *op, int change)
+{
+    if (op->kind == WIRE_OP_BARRIER)
+        return;
+    buffer_use(core, rank, op->send_buffer, change);
+    buffer_use(core, rank, op->recv_buffer, change);
+}
+
+void lane_buffer(struct core *core, const struct core_event *event)
+{
+    struct lane_rank *lane = &core->ranks[event->rank].lane;
+    struct lane_buffer *buffers;
+    uint32_t capacity;
+
+    if (!(core->present & CORE_BIT(event->rank)) || core->broken)
+        return;
+    if (lane->buffer_count == lane->buffer_capacity) {
+        capacity = lane->buffer_capacity ? lane->buffer_capacity * 2 : 16;
+        buffers = realloc(lane->buffers, capacity * sizeof(*buffers));
+        if (!buffers) {
+            core->nomem = true;
+            return;
+        }
+        lane->buffers = buffers;
+        lane->buffer_capacity = capacity;
+    }
+    lane->buffers[lane->buffer_count] =
+        (struct lane_buffer){.id = event->index, .bytes = event->size_bytes};
+    lane->buffer_count++;
+}
+
+void lane_buffer_free(struct core *core, uint32_t rank, const struct wire_msg *msg)
+{
+    struct lane_rank *lane = &core->ranks[rank].lane;
+    uint32_t id = msg->u.buffer_free.buffer;
+    struct lane_buffer *buffer = lane_find_buffer(core, rank, id);
+
+    if (!buffer) {
+        core_reply_done(core, rank, msg->request, GW_E_NOT_FOUND, "rank %u has no buffer %u", rank,
+                        id);
+    } else if (buffer->uses > 0) {
+        core_reply_done(core, rank, msg->request, GW_E_BUSY,
+                        "buffer %u of rank %u is used by %u unfinished ops: wait for them first",
+                        id, rank, buffer->uses);
+    } else {
+        *buffer = lane->buffers[--lane->buffer_count];
+        core_reply_done(core, rank, msg->request, 0, "%s", "");
+    }
+}
+
+/* ---- life ------------------------------------------------------------------------------------------ */
+
+void lane_detach(struct core *core, uint32_t rank)
+{
+    struct lane_rank *lane = &core->ranks[rank].lane;
+
+    free(lane->pending);
+    free(lane->buffers);
+    memset(lane, 0, sizeof(*lane));
+}
+
+void lane_reset(struct core *core)
+{
+    while (core->flights) {
+        struct lane_flight *next = core->flights->next;
+
+        free(core->flights);
+        core->flights = next;
+    }
+    core->flights_end = &core->flights;
+    for (uint32_t rank = 0; rank < core->config.world; rank++)
+        lane_detach(core, rank);
+}
+
+/* ---- queues ---------------------------------------------------------------------------------------- */
+
+/* A rank's next op on a group, or NULL. */
+static struct lane_op *next_op(const struct core *core, uint32_t rank, uint32_t group)
+{
+    const struct lane_rank *lane = &core->ranks[rank].lane;
+
+    for (uint32_t i = 0; i < lane->pending_count; i++) {
+        if (lane->pending[i].op.group == group)
+            return &lane->pending[i];
+    }
+    return NULL;
+}
+
+static void take_op(struct core *core, uint32_t rank, struct lane_op *op)
+{
+    struct lane_rank *lane = &core->ranks[rank].lane;
+    size_t at = (size_t)(op - lane->pending);
+
+    lane->pending_count--;
+    memmove(&lane->pending[at], &lane->pending[at + 1],
+            (lane->pending_count - at) * sizeof(lane->pending[0]));
+    lane->in_flight++;
+}
+
+/* Members that have not submitted the group's next op. */
+static uint64_t missing(const struct core *core, uint32_t group)
+{
+    uint64_t mask = 0;
+
+    for (uint32_t i = 0; i < core->groups[group].count; i++) {
+        if (!next_op(core, core->groups[group].ranks[i], group))
+            mask |= CORE_BIT(core->groups[group].ranks[i]);
+    }
+    return mask;
+}
+
+/* ---- agreement --------------------------------------------------------------------------------------- */
+
+/* The digest: everything that must be equal (buffers and offsets are each rank's own affair). */
+static bool same_op(const struct wire_op *a, const struct wire_op *b)
+{
+    float scale_a = (float)a->scale, scale_b = (float)b->scale;
+
+    return a->kind == b->kind && a->count == b->count && a->root == b->root &&
+           memcmp(&scale_a, &scale_b, sizeof(scale_a)) == 0 && strcmp(a->name, b->name) == 0;
+}
+
+static bool agree(struct core *core, uint32_t group)
+{
+    const struct core_group *members = &core->groups[group];
+    const struct wire_op *first = &next_op(core, members->ranks[0], group)->op;
+
+    for (uint32_t i = 1; i < members->count; i++) {
+        const struct wire_op *other = &next_op(core, members->ranks[i], group)->op;
+        char line[GW_TEXT_MAX + 1];
+        struct text text = TEXT(line);
+
+        if (same_op(first, other))
+            continue;
+        text_add(&text, "rank %u: ", members->ranks[0]);
+        lane_describe(first, &text);
+        text_add(&text, "; rank %u: ", members->ranks[i]);
+        lane_describe(other, &text);
+        core_fail(core, GW_E_MISMATCH, members->ranks[i],
+                  "op %llu of group %u differs: %s", (unsigned long long)members->launched + 1,
+                  group, line);
+        return false;
+    }
+    return true;
+}
+
+/* ---- launch ---------------------------------------------------------------------------------------- */
+
+static const struct {
+    uint8_t op, traffic;
+    bool send, recv, slices; /* payload counts all slices */
+} launch_rows[] = {
+    [WIRE_OP_REDUCE_SCATTER] = {CORE_OP_REDUCE_SCATTER, GW_KIND_REDUCE_SCATTER, true, true, true},
+    [WIRE_OP_ALL_GATHER] = {CORE_OP_ALL_GATHER, GW_KIND_ALL_GATHER, true, true, true},
+    [WIRE_OP_ALL_REDUCE] = {CORE_OP_ALL_REDUCE, GW_KIND_ALL_REDUCE, true, true, false},
+    [WIRE_OP_BROADCAST] = {CORE_OP_BROADCAST, GW_KIND_BROADCAST, true, true, false},
+    [WIRE_OP_BARRIER] = {CORE_OP_BARRIER, GW_KIND_CONTROL, false, false, false},
+};
+
+static struct core_ref buffer_ref(uint32_t rank, uint32_t buffer, uint64_t offset)
+{
+    struct core_ref ref = {.kind = GW_ARENA_BUFFER, .rank = (int16_t)rank, .index = buffer,
+                           .offset_bytes = offset * sizeof(float)};
+    return ref;
+}
+
+/* Sizes and counts of an op that all members agree on. */
+static void fill_op(struct core_op *launch, const struct wire_op *op, uint32_t members)
+{
+    launch->kind = launch_rows[op->kind].op;
+    launch->traffic = launch_rows[op->kind].traffic;
+    launch->stream = CORE_STREAM_REDUCE;
+    launch->world = members;
+    launch->scale = (float)op->scale;
+    launch->rank = op->root;
+    launch->numel = op->count;
+    launch->payload_bytes = op->count * sizeof(float);
+    if (launch_rows[op->kind].slices)
+        launch->payload_bytes *= members;
+    if (op->kind == WIRE_OP_ALL_REDUCE) {
+        launch->total_numel = op->count;
+        launch->numel = (op->count + members - 1) / members;
+    }
+}
+
+/* Per member: where it reads and writes, and the slot it raises. */
+static void fill_members(struct core *core, uint32_t group, struct core_op *launch, uint32_t *ranks,
+                         struct core_ref *refs, struct core_signal *signals)
+{
+    const struct core_group *members = &core->groups[group];
+    struct core_ref *in = refs, *out = refs + members->count;
+
+    for (uint32_t i = 0; i < members->count; i++) {
+        uint32_t rank = members->ranks[i];
+        const struct wire_op *op = &next_op(core, rank, group)->op;
+        struct core_ref send = buffer_ref(rank, op->send_buffer, op->send_offset);
+
+        ranks[i] = rank;
+        if (op->kind == WIRE_OP_BROADCAST && rank == op->root)
+            in[0] = send;
+        else if (op->kind != WIRE_OP_BROADCAST)
+            in[i] = send;
+        out[i] = buffer_ref(rank, op->recv_buffer, op->recv_offset);
+        signals[i].rank = rank;
+        signals[i].timeline = GW_TIMELINE(GW_TL_OP, op->sequence % GW_OPS_IN_FLIGHT);
+        signals[i].value = op->sequence;
+    }
+    launch->members = ranks;
+    launch->in = launch_rows[next_op(core, ranks[0], group)->op.kind].send ? in : NULL;
+    launch->out = launch_rows[next_op(core, ranks[0], group)->op.kind].recv ? out : NULL;
+    launch->signals = signals;
+    launch->signal_count = members->count;
+}
+
+/* Remembers which buffers are in use until OP_DONE, and takes the op off the queues. */
+static void fly(struct core *core, uint32_t group, uint64_t op_id, struct lane_flight *flight)
+{
+    const struct core_group *members = &core->groups[group];
+
+    flight->op_id = op_id;
+    flight->since_ns = core->now_ns;
+    flight->op = next_op(core, members->ranks[0], group)->op;
+    flight->uses = members->count;
+    for (uint32_t i = 0; i < members->count; i++) {
+        struct lane_op *op = next_op(core, members->ranks[i], group);
+
+        flight->use[i].rank = members->ranks[i];
+        flight->use[i].send_buffer = op->op.send_buffer;
+        flight->use[i].recv_buffer = op->op.recv_buffer;
+        take_op(core, members->ranks[i], op);
+    }
+    *core->flights_end = flight;
+    core->flights_end = &flight->next;
+}
+
+static void launch(struct core *core, uint32_t group)
+{
+    uint32_t count = core->groups[group].count;
+    struct core_effect *effect = effects_add(core->effects, CORE_EFF_LAUNCH);
+    uint32_t *ranks = effects_alloc(core->effects, count * sizeof(*ranks));
+    struct core_ref *refs = effects_alloc(core->effects, 2u * count * sizeof(*refs));
+    struct core_signal *signals = effects_alloc(core->effects, count * sizeof(*signals));
+    struct lane_flight *flight =
+        calloc(1, sizeof(*flight) + count * sizeof(struct lane_use));
+
+    if (!ranks || !refs || !signals || !flight) {
+        free(flight);
+        core->nomem = true;
+        return;
+    }
+    effect->op.id = effects_next_op(core->effects);
+    effect->op.ready_ns = core->now_ns;
+    fill_op(&effect->op, &next_op(core, core->groups[group].ranks[0], group)->op, count);
+    fill_members(core, group, &effect->op, ranks, refs, signals);
+    fly(core, group, effect->op.id, flight);
+    core->groups[group].launched++;
+    core->running = true;
+}
+
+void lane_kick(struct core *core, uint32_t group)
+{
+    while (core->complete && !core->broken && !core->nomem && !missing(core, group)) {
+        if (agree(core, group))
+            launch(core, group);
+    }
+}
+
+/* ---- events ---------------------------------------------------------------------------------------- */
+
+/* Only what a library cannot do: the client is dropped. */
+static bool lane_sound(struct core *core, uint32_t rank, const struct wire_op *op)
+{
+    const struct lane_rank *lane = &core->ranks[rank].lane;
+
+    if (op->sequence != lane->sequence + 1)
+        member_drop(core, rank, "op %llu came after op %llu", (unsigned long long)op->sequence,
+                    (unsigned long long)lane->sequence);
+    else if (lane->pending_count >= GW_OPS_IN_FLIGHT ||
+             lane->pending_count + lane->in_flight >= CORE_FLIGHT_MAX)
+        member_drop(core, rank, "op %llu exceeds the limit of %u ops in flight",
+                    (unsigned long long)op->sequence, GW_OPS_IN_FLIGHT);
+    else
+        return true;
+    return false;
+}
+
+/* Fields that mean nothing for this kind are made equal, so that they cannot differ. */
+static void plain(struct wire_op *op)
+{
+    if (op->scale == 0 || (op->kind != WIRE_OP_REDUCE_SCATTER && op->kind != WIRE_OP_ALL_REDUCE))
+        op->scale = 1;
+    if (op->kind != WIRE_OP_BROADCAST)
+        op->root = 0;
+    if (op->kind == WIRE_OP_BARRIER)
+        op->count = 0;
+}
+
+void lane_submit(struct core *core, uint32_t rank, const struct wire_msg *msg)
+{
+    struct lane_rank *lane = &core->ranks[rank].lane;
+    struct wire_op op = msg->u.op;
+    char line[GW_TEXT_MAX + 1];
+    struct text text = TEXT(line);
+    int r;
+
+    if (!lane_sound(core, rank, &op))
+        return;
+    plain(&op);
+    r = lane_check(core, rank, &op, &text);
+    if (r < 0) {
+        core_fail(core, r, r == GW_E_PEER_LOST ? (uint32_t)__builtin_ctzll(core->left) : rank,
+                  "rank %u: %s", rank, line);
+        return;
+    }
+    if (!lane->pending)
+        lane->pending = calloc(GW_OPS_IN_FLIGHT, sizeof(*lane->pending));
+    if (!lane->pending) {
+        core->nomem = true;
+        return;
+    }
+    lane->sequence = op.sequence;
+    lane->pending[lane->pending_count] = (struct lane_op){op, core->now_ns};
+    lane->pending_count++;
+    op_use(core, rank, &op, 1);
+    lane_kick(core, op.group);
+}
+
+void lane_op_done(struct core *core, const struct core_event *event)
+{
+    struct lane_flight **at = &core->flights, *flight;
+
+    while (*at && (*at)->op_id != event->op)
+        at = &(*at)->next;
+    flight = *at;
+    if (!flight)
+        return;
+    for (uint32_t i = 0; i < flight->uses; i++) {
+        const struct lane_use *use = &flight->use[i];
+        struct wire_op op = flight->op;
+
+        if (!(core->present & CORE_BIT(use->rank)))
+            continue; /* it left, and its buffers with it */
+        op.send_buffer = use->send_buffer;
+        op.recv_buffer = use->recv_buffer;
+        op_use(core, use->rank, &op, -1);
+        core->ranks[use->rank].lane.in_flight--;
+    }
+    if (event->done_ns > event->started_ns)
+        core->lane_comm_ns += event->done_ns - event->started_ns;
+    *at = flight->next;
+    if (!flight->next)
+        core->flights_end = at;
+    free(flight);
+}
+
+/* ---- waits ----------------------------------------------------------------------------------------- */
+
+bool lane_needs(const struct core *core, uint32_t rank)
+{
+    for (uint32_t group = 0; group < core->group_count; group++) {
+        uint64_t gone = missing(core, group);
+
+        if (gone & CORE_BIT(rank) && gone != core->groups[group].mask)
+            return true;
+    }
+    return false;
+}
+
+/* The longest-waiting op that some member has not submitted. */
+static const struct lane_op *oldest_pending(const struct core *core)
+{
+    const struct lane_op *oldest = NULL;
+
+    for (uint32_t group = 0; group < core->group_count; group++) {
+        for (uint32_t i = 0; i < core->groups[group].count; i++) {
+            const struct lane_op *op = next_op(core, core->groups[group].ranks[i], group);
+
+            if (op && (!oldest || op->since_ns < oldest->since_ns))
+                oldest = op;
+        }
+    }
+    return oldest;
+}
+
+bool lane_wait(const struct core *core, struct core_wait *ret_wait)
+{
+    const struct lane_op *pending = oldest_pending(core);
+    const struct lane_flight *flight = core->flights;
+    const struct wire_op *op;
+    struct text text;
+
+    if (!pending && !flight)
+        return false;
+    text_start(&text, ret_wait->text, sizeof(ret_wait->text));
+    if (!flight || (pending && pending->since_ns < flight->since_ns)) {
+        op = &pending->op;
+        ret_wait->since_ns = pending->since_ns;
+        ret_wait->missing = missing(core, op->group);
+    } else { /* all have arrived; a stream waits or works */
+        op = &flight->op;
+        ret_wait->since_ns = flight->since_ns;
+        ret_wait->missing = 0;
+    }
+    lane_describe(op, &text);
+    text_add(&text, " on group %u", op->group);
+    return true;
+}

@@ -1,0 +1,200 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Options of a seal: one table of their names, limits and defaults; checks and comparison follow
+ * it. Pure; any thread. Decides nothing about ranks.
+ */
+#include "daemon/core/core_internal.h"
+
+#include <math.h>
+#include <stddef.h>
+
+#define FLOAT_BYTES 4u
+#define ALIGN_DEFAULT 64u
+#define RING_DEFAULT 3u
+#define MICRO_STEPS_MAX 1024u
+#define LARGEST_UNITS 3u /* gathered at once by default: the present one, the next, the one before */
+
+enum option_type { OPTION_U32, OPTION_U64, OPTION_DOUBLE };
+
+static const struct option {
+    const char *name;
+    size_t offset;
+    enum option_type type;
+    uint32_t min, max; /* OPTION_U32, after the defaults */
+    uint32_t standard; /* in place of 0 */
+} options[] = {
+#define OPTION(member, type, min, max, standard)                                                   \
+    {#member, offsetof(struct wire_seal, member), type, min, max, standard}
+    OPTION(stage, OPTION_U32, 0, 3, 0),
+    OPTION(accumulate, OPTION_U32, GW_ACCUMULATE_AUTO, GW_ACCUMULATE_SHARD, 0),
+    OPTION(gather, OPTION_U32, GW_GATHER_PRIVATE, GW_GATHER_MAPPED, 0),
+    OPTION(unused, OPTION_U32, GW_UNUSED_ZERO, GW_UNUSED_ERROR, 0),
+    OPTION(overlap_off, OPTION_U32, 0, 1, 0),
+    OPTION(ring_slots, OPTION_U32, 1, GW_RING_SLOTS_MAX, RING_DEFAULT),
+    OPTION(micro_steps, OPTION_U32, 1, MICRO_STEPS_MAX, 1),
+    OPTION(shard_align_bytes, OPTION_U32, FLOAT_BYTES, 4096, ALIGN_DEFAULT),
+    OPTION(bucket_bytes, OPTION_U64, 0, 0, 0),
+    OPTION(scale, OPTION_DOUBLE, 0, 0, 0),
+    OPTION(clip_norm, OPTION_DOUBLE, 0, 0, 0),
+    OPTION(gather_bytes, OPTION_U64, 0, 0, 0),
+    OPTION(prefetch_bytes, OPTION_U64, 0, 0, 0),
+#undef OPTION
+};
+#define OPTIONS (sizeof(options) / sizeof(options[0]))
+
+static uint32_t *option_u32(struct wire_seal *seal, const struct option *option)
+{
+    return (uint32_t *)(void *)((char *)seal + option->offset);
+}
+
+static const void *option_at(const struct wire_seal *seal, const struct option *option)
+{
+    return (const char *)seal + option->offset;
+}
+
+/* ---- one rank's ------------------------------------------------------------------------------------ */
+
+static int check_ranges(struct wire_seal *seal, struct text *text)
+{
+    for (size_t i = 0; i < OPTIONS; i++) {
+        const struct option *option = &options[i];
+        uint32_t *value;
+
+        if (option->type != OPTION_U32)
+            continue;
+        value = option_u32(seal, option);
+        if (*value == 0)
+            *value = option->standard;
+        if (*value < option->min || *value > option->max) {
+            text_add(text, "%s is %u, but must be %u to %u", option->name, *value, option->min,
+                     option->max);
+            return GW_E_INVALID;
+        }
+    }
+    return 0;
+}
+
+static int check_sizes(const struct wire_seal *seal, struct text *text)
+{
+    uint32_t align = seal->shard_align_bytes;
+
+    if (align & (align - 1)) {
+        text_add(text, "shard_align_bytes is %u, but must be a power of 2", align);
+    } else if (seal->bucket_bytes == 0) {
+        text_add(text, "bucket_bytes is 0: say how large a bucket shall be (there is no default)");
+    } else if (seal->bucket_bytes % FLOAT_BYTES) {
+        text_add(text, "bucket_bytes is %llu, but must be a multiple of %u (fp32)",
+                 (unsigned long long)seal->bucket_bytes, FLOAT_BYTES);
+    } else if (seal->gather == GW_GATHER_MAPPED && seal->stage != 3) {
+        text_add(text, "gather mapped is for stage 3, but stage is %u: use private", seal->stage);
+    } else {
+        return 0;
+    }
+    return GW_E_INVALID;
+}
+
+static int check_factors(const struct wire_seal *seal, struct text *text)
+{
+    if (!isfinite(seal->scale) || !isfinite((float)seal->scale))
+        text_add(text, "scale is %g, but must be a finite fp32 value", seal->scale);
+    else if (!isfinite(seal->clip_norm) || seal->clip_norm < 0)
+        text_add(text, "clip_norm is %g, but must be positive, or 0 for none", seal->clip_norm);
+    else
+        return 0;
+    return GW_E_INVALID;
+}
+
+int options_check(struct wire_seal *seal, uint32_t world, struct text *text)
+{
+    int r;
+
+    r = check_ranges(seal, text);
+    if (r == 0)
+        r = check_sizes(seal, text);
+    if (r == 0)
+        r = check_factors(seal, text);
+    if (r < 0)
+        return r;
+    if (seal->accumulate == GW_ACCUMULATE_AUTO)
+        seal->accumulate = seal->stage >= 2 ? GW_ACCUMULATE_SHARD : GW_ACCUMULATE_LOCAL;
+    if (seal->scale == 0)
+        seal->scale = 1.0 / world;
+    return 0;
+}
+
+void options_complete(struct wire_seal *seal, const struct layout *layout)
+{
+    const struct gw_layout_fetch_unit *units = layout_fetch_units(layout);
+    uint64_t largest[LARGEST_UNITS] = {0}; /* descending */
+    uint64_t sum = 0;
+
+    for (uint32_t u = 0; u < layout_page(layout)->fetch_units; u++) {
+        uint64_t bytes = units[u].padded_numel * FLOAT_BYTES;
+
+        for (uint32_t i = 0; i < LARGEST_UNITS; i++) {
+            if (bytes > largest[i]) {
+                uint64_t smaller = largest[i];
+                largest[i] = bytes;
+                bytes = smaller;
+            }
+        }
+    }
+    for (uint32_t i = 0; i < LARGEST_UNITS; i++)
+        sum += largest[i];
+    if (seal->gather_bytes == 0)
+        seal->gather_bytes = sum;
+    if (seal->prefetch_bytes == 0)
+        seal->prefetch_bytes = largest[0];
+}
+
+/* ---- two ranks' ------------------------------------------------------------------------------------ */
+
+static bool option_equal(const struct wire_seal *a, const struct wire_seal *b,
+                         const struct option *option)
+{
+    const void *x = option_at(a, option), *y = option_at(b, option);
+
+    switch (option->type) {
+    case OPTION_U32:
+        return *(const uint32_t *)x == *(const uint32_t *)y;
+    case OPTION_U64:
+        return *(const uint64_t *)x == *(const uint64_t *)y;
+    case OPTION_DOUBLE:
+        break;
+    }
+    return !(*(const double *)x < *(const double *)y) && !(*(const double *)x > *(const double *)y);
+}
+
+static void say_option(const struct wire_seal *seal, const struct option *option, const char *side,
+                       struct text *text)
+{
+    const void *value = option_at(seal, option);
+
+    text_add(text, "%s says ", side);
+    switch (option->type) {
+    case OPTION_U32:
+        text_add(text, "%u", *(const uint32_t *)value);
+        break;
+    case OPTION_U64:
+        text_add(text, "%llu", (unsigned long long)*(const uint64_t *)value);
+        break;
+    case OPTION_DOUBLE:
+        text_add(text, "%.17g", *(const double *)value);
+        break;
+    }
+}
+
+bool options_equal(const struct wire_seal *a, const struct wire_seal *b, const char *a_side,
+                   const char *b_side, struct text *text)
+{
+    for (size_t i = 0; i < OPTIONS; i++) {
+        if (option_equal(a, b, &options[i]))
+            continue;
+        text_add(text, "option %s: ", options[i].name);
+        say_option(a, &options[i], a_side, text);
+        text_add(text, ", ");
+        say_option(b, &options[i], b_side, text);
+        return false;
+    }
+    return true;
+}
