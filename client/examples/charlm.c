@@ -21,16 +21,15 @@ static int print_model(const struct model *model)
     return fflush(stdout) == 0 ? 0 : EX_IOERR;
 }
 
-static int train(const struct charlm_options *options, const struct text *text,
-                 struct model *model)
+static int train(const struct charlm_options *options, const struct text *text, struct model *model)
 {
     struct charlm_result result;
     char who[32];
     int r;
 
     if (charlm_result_init(&result, options->steps) < 0) {
-        fprintf(stderr, "charlm %s: no memory for %u steps\n",
-                charlm_who(options, who, sizeof who), options->steps);
+        fprintf(stderr, "charlm %s: no memory for %u steps\n", charlm_who(options, who, sizeof who),
+                options->steps);
         return EX_OSERR;
     }
     if (options->mode == CHARLM_RANK)

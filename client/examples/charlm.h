@@ -39,8 +39,8 @@ struct charlm_options {
 
 /* What a run leaves for report.py. Arrays have `steps` entries. */
 struct charlm_result {
-    double *loss; /* mean over this rank's samples; alone: over all */
-    double *norm; /* of the verdict; ranks only */
+    double *loss;                    /* mean over this rank's samples; alone: over all */
+    double *norm;                    /* of the verdict; ranks only */
     uint64_t *step_ns, *backward_ns; /* ranks only */
     struct gw_stats stats;
     struct gw_layout_info layout;

@@ -108,8 +108,8 @@ static void tree_merge_top(struct alone *a)
  * together are ((0+1)+(2+3))+..., an odd last one passing up. */
 static void tree_settle(struct alone *a, bool last)
 {
-    while (a->tree_count > 1 && (last || a->tree_ranks[a->tree_count - 1] ==
-                                             a->tree_ranks[a->tree_count - 2]))
+    while (a->tree_count > 1 &&
+           (last || a->tree_ranks[a->tree_count - 1] == a->tree_ranks[a->tree_count - 2]))
         tree_merge_top(a);
 }
 

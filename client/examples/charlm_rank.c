@@ -123,8 +123,7 @@ static int seal(struct rank_run *run)
     if (r == 0)
         r = check(run, "layout", gw_layout(run->job, &run->result->layout));
     for (uint32_t p = 0; r == 0 && p < MODEL_PARAMS; p++)
-        r = check(run, "unit",
-                  gw_param_unit(run->job, p, &run->units[run->model->params[p].unit]));
+        r = check(run, "unit", gw_param_unit(run->job, p, &run->units[run->model->params[p].unit]));
     return r;
 }
 
@@ -180,11 +179,9 @@ static int set_up(struct rank_run *run)
     if (r == 0)
         r = write_initial(run);
     if (r == 0)
-        r = check(run, "shard array adam_m",
-                  gw_shard_array(run->job, "adam_m", &run->m, &numel));
+        r = check(run, "shard array adam_m", gw_shard_array(run->job, "adam_m", &run->m, &numel));
     if (r == 0)
-        r = check(run, "shard array adam_v",
-                  gw_shard_array(run->job, "adam_v", &run->v, &numel));
+        r = check(run, "shard array adam_v", gw_shard_array(run->job, "adam_v", &run->v, &numel));
     if (r == 0 && run->options->measure)
         r = check(run, "measure", gw_measure_sync(run->job, run->options->timeout_ns));
     return r;
@@ -258,8 +255,7 @@ static int weight_gradient(struct rank_run *run, uint32_t layer, uint32_t flags)
 /* Small gradients are computed on the side and copied in. */
 static int put(struct rank_run *run, uint32_t param, uint32_t flags)
 {
-    return check(run, "put gradient",
-                 gw_grad_put_sync(run->job, param, run->scratch, flags, WAIT));
+    return check(run, "put gradient", gw_grad_put_sync(run->job, param, run->scratch, flags, WAIT));
 }
 
 /* Gradients need no parameters: they are computed while the unit is being fetched. */
@@ -418,8 +414,8 @@ static int dump(struct rank_run *run)
     }
     if (r != 0 || !bad)
         return r;
-    fprintf(stderr, "charlm rank %u: cannot write parameters to %s: %s\n", run->options->rank,
-            path, strerror(errno));
+    fprintf(stderr, "charlm rank %u: cannot write parameters to %s: %s\n", run->options->rank, path,
+            strerror(errno));
     return EX_CANTCREAT;
 }
 
@@ -441,8 +437,7 @@ static int finish(struct rank_run *run)
 int charlm_run_rank(const struct charlm_options *options, const struct text *text,
                     struct model *model, struct charlm_result *result)
 {
-    struct rank_run run = {
-        .options = options, .text = text, .model = model, .result = result};
+    struct rank_run run = {.options = options, .text = text, .model = model, .result = result};
     int r;
 
     r = set_up(&run);

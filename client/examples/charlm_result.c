@@ -106,8 +106,7 @@ static void write_stats(FILE *file, const struct gw_stats *stats)
 static void write_settings(FILE *file, const struct charlm_options *o)
 {
     if (o->mode != CHARLM_RANK) {
-        fprintf(file, "  \"mode\": \"%s\",\n",
-                o->mode == CHARLM_REFERENCE ? "reference" : "plain");
+        fprintf(file, "  \"mode\": \"%s\",\n", o->mode == CHARLM_REFERENCE ? "reference" : "plain");
         return;
     }
     fprintf(file,

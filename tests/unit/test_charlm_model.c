@@ -142,7 +142,8 @@ static double forward(struct fixture *f)
     model_load(f->model, &f->text, &draw, 0, BATCH);
     model_embed(f->model, f->params);
     for (uint32_t l = 0; l < MODEL_LAYERS; l++)
-        model_forward(f->model, l, f->params + p[1 + 2 * l].offset, f->params + p[2 + 2 * l].offset);
+        model_forward(f->model, l, f->params + p[1 + 2 * l].offset,
+                      f->params + p[2 + 2 * l].offset);
     return model_loss(f->model);
 }
 
