@@ -41,7 +41,7 @@ void reg_list_clear(struct reg_list *list);
 bool reg_list_equal(const struct reg_list *a, const struct reg_list *b, const char *a_side,
                     const char *b_side, struct text *text);
 
-/* ---- lane.c: buffers and collective ops ------------------------------------------------------------ */
+/* ---- lane.c, lane_buffer.c, lane_op.c: buffers and collective ops ----------------------------------- */
 
 struct lane_buffer {
     uint32_t id;
@@ -88,7 +88,7 @@ struct open_request {
 };
 
 struct core_rank {
-    struct open_request open[CORE_OPEN_MAX]; /* core.c */
+    struct open_request open[CORE_OPEN_MAX]; /* request.c */
     uint32_t open_count;
     struct reg_list list;  /* registry.c */
     struct wire_seal seal; /* seal.c: as given, defaults filled in that need no layout */
@@ -152,13 +152,6 @@ struct core {
 
 /* ---- core.c ------------------------------------------------------------------------------------ */
 
-/* A reply to fill in; closes the request. */
-struct core_effect *core_reply(struct core *core, uint32_t rank, uint32_t request, uint16_t type);
-/* DONE with code and text ("" with 0). */
-void core_reply_done(struct core *core, uint32_t rank, uint32_t request, int code,
-                     const char *format, ...) __attribute__((format(printf, 5, 6)));
-/* Answers all open requests of a type. */
-void core_reply_all(struct core *core, uint16_t type);
 /* The job's generation ends: tells every rank. Only the first failure of a generation counts. What
  * hangs on the generation is freed at the end of core_handle, so callers may finish their loops. */
 void core_fail(struct core *core, int code, uint32_t rank, const char *format, ...)
@@ -166,6 +159,21 @@ void core_fail(struct core *core, int code, uint32_t rank, const char *format, .
 void core_fail_fault(struct core *core, const struct core_fault *fault, int r);
 /* 'name', escaped and cut. */
 void core_add_name(struct text *text, const char *name);
+
+/* ---- request.c ------------------------------------------------------------------------------------ */
+
+void request_handle(struct core *core, uint32_t rank, const struct wire_msg *msg);
+/* A request has its reply. */
+void request_close(struct core *core, uint32_t rank, uint32_t request);
+/* Whoever waits for a reply learns why it does not come. */
+void request_fail_all(struct core *core, int code, const char *text);
+/* A reply to fill in; closes the request. */
+struct core_effect *core_reply(struct core *core, uint32_t rank, uint32_t request, uint16_t type);
+/* DONE with code and text ("" with 0). */
+void core_reply_done(struct core *core, uint32_t rank, uint32_t request, int code,
+                     const char *format, ...) __attribute__((format(printf, 5, 6)));
+/* Answers all open requests of a type. */
+void core_reply_all(struct core *core, uint16_t type);
 
 /* ---- membership.c -------------------------------------------------------------------------------- */
 
@@ -223,6 +231,8 @@ void lane_describe(const struct wire_op *op, struct text *text);
 /* 0; or < 0 with *text: the op of one rank is wrong by itself. */
 int lane_check(const struct core *core, uint32_t rank, const struct wire_op *op,
                struct text *text);
+/* An op of a rank uses both its buffers (change +1), or no longer (-1). A barrier has none. */
+void lane_use_buffers(struct core *core, uint32_t rank, const struct wire_op *op, int change);
 struct lane_buffer *lane_find_buffer(const struct core *core, uint32_t rank, uint32_t id);
 
 /* ---- wait.c -------------------------------------------------------------------------------------- */
