@@ -1,0 +1,288 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Every bound of every message: the last value inside is taken, the first outside is refused. Bodies
+ * are written by hand (wire_body.h), from control.proto and limits.h.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include <cmocka.h>
+
+#include "proto/wire.h"
+#include "tests/unit/wire_body.h"
+
+#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
+#define GOOD 0
+#define BAD GW_E_PROTOCOL
+
+struct row {
+    uint16_t type;
+    int r;
+    const char *body;
+};
+
+/* sint32 -1 is varint 1, -4095 is 8189, -4096 is 8191, +1 is 2 (zigzag) */
+static const struct row session[] = {
+    {WIRE_HELLO, GOOD, "1=1 2=1"},
+    {WIRE_HELLO, GOOD, "1=1 2=0xffffffff 3=0xffffffffffffffff 4=t8 5=t63"},
+    {WIRE_HELLO, BAD, "2=1"},
+    {WIRE_HELLO, BAD, "1=1"},
+    {WIRE_HELLO, BAD, "1=2 2=1"},
+    {WIRE_HELLO, BAD, "1=1 2=1 4=t7"},
+    {WIRE_HELLO, BAD, "1=1 2=1 4=t9"},
+    {WIRE_HELLO, BAD, "1=1 2=1 4=t1"},
+    {WIRE_HELLO, BAD, "1=1 2=1 5=t64"},
+    {WIRE_HELLO, BAD, "1=1 2=1 5=z"},
+    {WIRE_HELLO, BAD, "1=1 2=1 5=z 5=t1"}, /* the last one counts, and still */
+    {WIRE_WELCOME, GOOD, "1=1"},
+    {WIRE_WELCOME, BAD, "3=1"},
+    {WIRE_CLOSE, GOOD, "1=8189 2=t495"},
+    {WIRE_CLOSE, BAD, "1=8191"},
+    {WIRE_CLOSE, BAD, "1=2"},
+    {WIRE_CLOSE, BAD, "1=1 2=t496"},
+    {WIRE_CLOSE, BAD, "1=1 2=z"},
+    {WIRE_DONE, GOOD, ""},
+    {WIRE_DONE, GOOD, "1=1 2=t495"},
+    {WIRE_DONE, BAD, "1=2"},
+    {WIRE_DONE, BAD, "1=8191"},
+    {WIRE_DONE, BAD, "2=t496"},
+    {WIRE_DONE, BAD, "2=z"},
+    {WIRE_JOB_CREATE, GOOD, "2=1"},
+    {WIRE_JOB_CREATE, GOOD, "1=63 2=64 3=0x7fffffffffffffff 4=0x7fffffffffffffff 5=1 7=t63"},
+    {WIRE_JOB_CREATE, GOOD, "1=0 2=1 5=0xfffffffffffffffe"}, /* linger 2^63-1 */
+    {WIRE_JOB_CREATE, BAD, ""},
+    {WIRE_JOB_CREATE, BAD, "1=0 2=65"},
+    {WIRE_JOB_CREATE, BAD, "1=64 2=64"},
+    {WIRE_JOB_CREATE, BAD, "1=1 2=1"},
+    {WIRE_JOB_CREATE, BAD, "2=1 3=0x8000000000000000"},
+    {WIRE_JOB_CREATE, BAD, "2=1 4=0x8000000000000000"},
+    {WIRE_JOB_CREATE, BAD, "2=1 5=3"}, /* linger -2 */
+    {WIRE_JOB_CREATE, BAD, "2=1 7=t64"},
+    {WIRE_JOB_CREATE, BAD, "2=1 7=z"},
+    {WIRE_JOIN, GOOD, "1=t1 3=1"},
+    {WIRE_JOIN, GOOD, "1=t256 2=63 3=64"},
+    {WIRE_JOIN, BAD, "3=1"},
+    {WIRE_JOIN, BAD, "1=t257 3=1"},
+    {WIRE_JOIN, BAD, "1=t64"},
+    {WIRE_JOIN, BAD, "1=t64 3=65"},
+    {WIRE_JOIN, BAD, "1=t64 2=4 3=4"},
+    {WIRE_JOINED, GOOD, ""},
+    {WIRE_JOINED, GOOD, "1=t256 2=0xffffffff"},
+    {WIRE_JOINED, BAD, "1=t257"},
+    {WIRE_GROUP_NEW, GOOD, "1=0"},
+    {WIRE_GROUP_NEW, GOOD, "1=63 1=0"},
+    {WIRE_GROUP_NEW, BAD, ""},
+    {WIRE_GROUP_NEW, BAD, "1=64"},
+    {WIRE_GROUP_MADE, GOOD, "1=63"},
+    {WIRE_GROUP_MADE, BAD, "1=64"},
+    {WIRE_OP, GOOD, "1=1 3=1"},
+    {WIRE_OP, GOOD, "1=5 2=63 3=0xffffffffffffffff 4=t63 5=d-1e308 11=63"},
+    {WIRE_OP, BAD, "3=1"},
+    {WIRE_OP, BAD, "1=6 3=1"},
+    {WIRE_OP, BAD, "1=1 2=64 3=1"},
+    {WIRE_OP, BAD, "1=1"},
+    {WIRE_OP, BAD, "1=1 3=1 4=t64"},
+    {WIRE_OP, BAD, "1=1 3=1 4=z"},
+    {WIRE_OP, BAD, "1=1 3=1 5=dnan"},
+    {WIRE_OP, BAD, "1=1 3=1 5=dinf"},
+    {WIRE_OP, BAD, "1=1 3=1 5=d-inf"},
+    {WIRE_OP, BAD, "1=1 3=1 11=64"},
+};
+
+static const struct row zero[] = {
+    {WIRE_REGISTER, GOOD, "2=1 3=(1=t1)"},
+    {WIRE_REGISTER, GOOD, "2=128 3=(1=t1)*128"},
+    {WIRE_REGISTER, GOOD, "1=1048575 2=1048576 3=(1=t255 3=t255)"},
+    {WIRE_REGISTER, BAD, ""},
+    {WIRE_REGISTER, BAD, "2=1"},
+    {WIRE_REGISTER, BAD, "3=(1=t1)"},
+    {WIRE_REGISTER, BAD, "2=129 3=(1=t1)*129"},
+    {WIRE_REGISTER, BAD, "2=1 3=(1=t1)*2"},
+    {WIRE_REGISTER, BAD, "1=1 2=1 3=(1=t1)"},
+    {WIRE_REGISTER, BAD, "1=1048576 2=1048576 3=(1=t1)"},
+    {WIRE_REGISTER, BAD, "1=0xffffffff 2=1 3=(1=t1)"},
+    {WIRE_REGISTER, BAD, "2=1048577 3=(1=t1)"},
+    {WIRE_REGISTER, BAD, "2=1 3=()"},
+    {WIRE_REGISTER, BAD, "2=1 3=(1=t256)"},
+    {WIRE_REGISTER, BAD, "2=1 3=(1=z)"},
+    {WIRE_REGISTER, BAD, "2=1 3=(1=t1 3=t256)"},
+    {WIRE_REGISTER, BAD, "2=1 3=(1=t1 3=z)"},
+    {WIRE_SEAL, GOOD, ""},
+    {WIRE_SEAL, GOOD, "1=3 2=2 3=1 4=1 5=1 6=64 8=4096 10=d1e308 11=d1"},
+    {WIRE_SEAL, GOOD, "8=4"},
+    {WIRE_SEAL, BAD, "1=4"},
+    {WIRE_SEAL, BAD, "2=3"},
+    {WIRE_SEAL, BAD, "3=2"},
+    {WIRE_SEAL, BAD, "4=2"},
+    {WIRE_SEAL, BAD, "5=2"},
+    {WIRE_SEAL, BAD, "6=65"},
+    {WIRE_SEAL, BAD, "8=2"},
+    {WIRE_SEAL, BAD, "8=12"},
+    {WIRE_SEAL, BAD, "8=8192"},
+    {WIRE_SEAL, BAD, "10=dnan"},
+    {WIRE_SEAL, BAD, "10=dinf"},
+    {WIRE_SEAL, BAD, "11=dinf"},
+    {WIRE_SEAL, BAD, "11=d-1"},
+    {WIRE_SEALED, GOOD, "1=t32"},
+    {WIRE_SEALED, BAD, ""},
+    {WIRE_SEALED, BAD, "1=t31"},
+    {WIRE_SEALED, BAD, "1=t33"},
+    {WIRE_ARENA_GET, GOOD, "1=1"},
+    {WIRE_ARENA_GET, GOOD, "1=11 2=0xffffffff"},
+    {WIRE_ARENA_GET, BAD, "1=0"},
+    {WIRE_ARENA_GET, BAD, "1=12"},
+    {WIRE_READY, GOOD, "1=()"},
+    {WIRE_READY, GOOD, "1=()*256"},
+    {WIRE_READY, GOOD, "1=(1=1048575 3=3 4=127 5=63 5=0 5=1 5=2 6=1 6=2 6=3 6=4)"},
+    {WIRE_READY, GOOD, "1=(4=0xffffffff)"},
+    {WIRE_READY, BAD, ""},
+    {WIRE_READY, BAD, "1=()*257"},
+    {WIRE_READY, BAD, "1=(1=1048576)"},
+    {WIRE_READY, BAD, "1=(3=4)"},
+    {WIRE_READY, BAD, "1=(4=128)"},
+    {WIRE_READY, BAD, "1=(5=64 6=1)"},
+    {WIRE_READY, BAD, "1=(5=1)"},
+    {WIRE_READY, BAD, "1=(6=1)"},
+    {WIRE_READY, BAD, "1=(5=1 6=1 6=2)"},
+    {WIRE_READY, BAD, "1=(5=1 5=2 5=3 5=4 5=5 6=1 6=2 6=3 6=4 6=5)"},
+    {WIRE_ACQUIRED, GOOD, "1=127"},
+    {WIRE_ACQUIRED, GOOD, "1=0xffffffff"},
+    {WIRE_ACQUIRED, BAD, "1=128"},
+    {WIRE_PARAM_IO, GOOD, "1=1 4=1048576"},
+    {WIRE_PARAM_IO, BAD, "1=2"},
+    {WIRE_PARAM_IO, BAD, "4=1048577"},
+    {WIRE_ARRAY_GET, GOOD, "1=t63"},
+    {WIRE_ARRAY_GET, BAD, ""},
+    {WIRE_ARRAY_GET, BAD, "1=t64"},
+    {WIRE_ARRAY_GET, BAD, "1=z"},
+    {WIRE_ARRAY_MADE, GOOD, "1=63"},
+    {WIRE_ARRAY_MADE, BAD, "1=64"},
+};
+
+static const struct row admin[] = {
+    {WIRE_STATS, GOOD, ""},
+    {WIRE_STATS, GOOD, "2=(1=1)*5 3=1 3=2 3=3 3=4 3=5"},
+    {WIRE_STATS, GOOD, "2=(1=1)*9 3=1 3=2 3=3 3=4 3=5 3=6"}, /* a newer peer's further kinds */
+    {WIRE_STATUS, GOOD, "1=t31 4=1 6=t127"},
+    {WIRE_STATUS, BAD, "1=t32"},
+    {WIRE_STATUS, BAD, "1=z"},
+    {WIRE_STATUS, BAD, "4=2"},
+    {WIRE_STATUS, BAD, "6=t128"},
+    {WIRE_JOBS, GOOD, ""},
+    {WIRE_JOBS, GOOD, "2=(1=t8 2=t63 16=t495)*32"},
+    {WIRE_JOBS, BAD, "2=(1=t8)*33"},
+    {WIRE_JOBS, BAD, "2=(1=t7)"},
+    {WIRE_JOBS, BAD, "2=()"},
+    {WIRE_JOBS, BAD, "2=(1=t8 2=t64)"},
+    {WIRE_JOBS, BAD, "2=(1=t8 2=z)"},
+    {WIRE_JOBS, BAD, "2=(1=t8 16=t496)"},
+    {WIRE_JOBS, BAD, "2=(1=t8 16=z)"},
+    {WIRE_STOP, GOOD, "1=1"},
+    {WIRE_STOP, BAD, "1=2"},
+    {WIRE_ENGINE_READY, GOOD, "1=1 2=t8 3=0x7fffffff"},
+    {WIRE_ENGINE_READY, BAD, "2=t8 3=1"},
+    {WIRE_ENGINE_READY, BAD, "1=1 3=1"},
+    {WIRE_ENGINE_READY, BAD, "1=1 2=t7 3=1"},
+    {WIRE_ENGINE_READY, BAD, "1=1 2=t8"},
+    {WIRE_ENGINE_READY, BAD, "1=1 2=t8 3=0x80000000"},
+    {WIRE_HANDOVER, GOOD, "1=t16"},
+    {WIRE_HANDOVER, GOOD, "1=t65512"},
+    {WIRE_HANDOVER, BAD, "1=t15"},
+    {WIRE_HANDOVER, BAD, "1=t65516"},
+};
+
+static struct body body;
+
+static void check_rows(const struct row *rows, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        struct wire_msg *msg = NULL;
+        uint32_t request = 0;
+        int r;
+
+        body_packet(&body, rows[i].type, 77, rows[i].body);
+        r = wire_decode(body.bytes, body.used, &msg, &request);
+        /* the request comes back, so that the refusal can be answered; not of what is no frame */
+        if (r != rows[i].r || request != (body.used > GW_FRAME_MAX ? 0 : 77))
+            fail_msg("%s \"%s\": %d (request %u), not %d", wire_type_name(rows[i].type),
+                     rows[i].body, r, request, rows[i].r);
+        if (r < 0)
+            assert_null(msg);
+        wire_free(msg);
+    }
+}
+
+static void bounds_of_session_messages(void **state)
+{
+    (void)state;
+    check_rows(session, COUNT(session));
+}
+
+static void bounds_of_zero_messages(void **state)
+{
+    (void)state;
+    check_rows(zero, COUNT(zero));
+}
+
+static void bounds_of_admin_messages(void **state)
+{
+    (void)state;
+    check_rows(admin, COUNT(admin));
+}
+
+/* Repeated numbers come packed or one by one; both at once add up. */
+static void lists_of_ranks(void **state)
+{
+    uint8_t ranks[GW_RANKS_MAX + 1];
+    struct wire_msg *msg;
+    uint32_t request;
+
+    (void)state;
+    memset(ranks, 7, sizeof(ranks));
+    for (size_t count = GW_RANKS_MAX - 1; count <= GW_RANKS_MAX + 1; count++) {
+        const int want = count <= GW_RANKS_MAX ? GOOD : BAD;
+
+        body.used = GW_FRAME_HEADER;
+        body_bytes(&body, 1, ranks, count - 1);
+        body_write(&body, "1=5");
+        gw_frame_header(body.bytes, WIRE_GROUP_NEW, 1, body.used - GW_FRAME_HEADER);
+        assert_int_equal(wire_decode(body.bytes, body.used, &msg, &request), want);
+        if (want < 0)
+            continue;
+        assert_int_equal(msg->u.group_new.count, count);
+        assert_int_equal(msg->u.group_new.ranks[count - 2], 7);
+        assert_int_equal(msg->u.group_new.ranks[count - 1], 5);
+        wire_free(msg);
+    }
+}
+
+static void known_kinds_of_a_longer_list_are_taken(void **state)
+{
+    struct wire_msg *msg;
+    uint32_t request;
+
+    (void)state;
+    body_packet(&body, WIRE_STATS, 1, "2=(1=1 5=9) 2=(1=2)*8 3=1 3=2 3=3 3=4 3=5 3=6");
+    assert_int_equal(wire_decode(body.bytes, body.used, &msg, &request), 0);
+    assert_int_equal(msg->u.stats.kinds[0].moved_bytes, 9);
+    assert_int_equal(msg->u.stats.kinds[GW_KINDS - 1].calls, 2);
+    assert_int_equal(msg->u.stats.memory_bytes[4], 5);
+    assert_int_equal(msg->u.stats.prefetch_hits, 0);
+    wire_free(msg);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(bounds_of_session_messages),
+        cmocka_unit_test(bounds_of_zero_messages),
+        cmocka_unit_test(bounds_of_admin_messages),
+        cmocka_unit_test(lists_of_ranks),
+        cmocka_unit_test(known_kinds_of_a_longer_list_are_taken),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,253 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * One message of every type with extreme values, for round trips, mutations and fuzz seeds; and
+ * bodies written by hand, independent of the encoder. Each includer is one test program.
+ */
+#ifndef TESTS_UNIT_WIRE_SAMPLES_H
+#define TESTS_UNIT_WIRE_SAMPLES_H
+
+#include <float.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/wire.h"
+
+#define SAMPLES_COUNT(array) (sizeof(array) / sizeof((array)[0]))
+
+static char samples_long_name[GW_NAME_MAX + 1];
+static struct wire_param samples_params[GW_PARAMS_PER_FRAME];
+static struct wire_ready_entry samples_entries[GW_READY_PER_FRAME];
+static struct wire_job samples_jobs[WIRE_JOBS_PER_FRAME];
+static char samples_wait[GW_TEXT_MAX + 1];
+static uint8_t samples_hello[4000];
+static struct wire_msg samples_all[64];
+static size_t samples_used;
+
+static struct wire_msg *sample_add(uint16_t type)
+{
+    struct wire_msg *msg = &samples_all[samples_used++];
+
+    memset(msg, 0, sizeof(*msg));
+    msg->type = type;
+    msg->request = UINT32_MAX - (uint32_t)samples_used;
+    return msg;
+}
+
+static void samples_fill(char *text, size_t bytes)
+{
+    for (size_t i = 0; i + 1 < bytes; i++)
+        text[i] = (char)(i % 2 ? 0xff : 1 + i % 100); /* not UTF-8, control characters */
+    text[bytes - 1] = 0;
+}
+
+static void samples_counters(struct gw_counters *counters, uint64_t from)
+{
+    *counters = (struct gw_counters){from, from - 1, from - 2, from - 3, from - 4};
+}
+
+static void samples_lists(void)
+{
+    samples_fill(samples_long_name, sizeof(samples_long_name));
+    samples_fill(samples_wait, sizeof(samples_wait));
+    memset(samples_hello, 0x80, sizeof(samples_hello));
+    for (uint32_t i = 0; i < GW_PARAMS_PER_FRAME; i++)
+        samples_params[i] = (struct wire_param){i % 2 ? "w" : samples_long_name,
+                                                i % 2 ? samples_long_name : "", UINT64_MAX - i, ~i};
+    for (uint32_t i = 0; i < GW_READY_PER_FRAME; i++) {
+        struct wire_ready_entry *entry = &samples_entries[i];
+
+        *entry = (struct wire_ready_entry){GW_PARAMS_MAX - 1 - i,
+                                           UINT32_MAX - i,
+                                           i % 4,
+                                           i % 2 ? GW_NO_SLOT : i % 128,
+                                           i % 5,
+                                           {0},
+                                           {0}};
+        for (uint32_t k = 0; k < entry->tokens; k++) {
+            entry->timeline[k] = GW_TIMELINES_MAX - 1 - k;
+            entry->value[k] = UINT64_MAX - k;
+        }
+    }
+    for (uint32_t i = 0; i < WIRE_JOBS_PER_FRAME; i++) {
+        struct wire_job *job = &samples_jobs[i];
+
+        *job = (struct wire_job){{0xff, (uint8_t)i},
+                                 samples_long_name + GW_NAME_MAX - GW_LABEL_MAX,
+                                 samples_wait,
+                                 UINT32_MAX - i,
+                                 i,
+                                 5,
+                                 64,
+                                 64,
+                                 UINT32_MAX,
+                                 i,
+                                 UINT64_MAX,
+                                 1,
+                                 2,
+                                 {0},
+                                 {0},
+                                 {0}};
+        for (unsigned k = 0; k < GW_KINDS; k++) {
+            job->calls[k] = UINT64_MAX - k;
+            job->payload_bytes[k] = k;
+            job->moved_bytes[k] = (uint64_t)k << 60;
+        }
+    }
+}
+
+static void samples_session(void)
+{
+    struct wire_msg *msg;
+
+    msg = sample_add(WIRE_HELLO);
+    msg->u.hello.version_min = 1;
+    msg->u.hello.version_max = UINT32_MAX;
+    msg->u.hello.features = UINT64_MAX;
+    msg->u.hello.tag_bytes = GW_TAG_BYTES;
+    memset(msg->u.hello.tag, 0, GW_TAG_BYTES);
+    samples_fill(msg->u.hello.client, sizeof(msg->u.hello.client));
+    msg = sample_add(WIRE_WELCOME);
+    msg->u.welcome.version = UINT32_MAX;
+    msg->u.welcome.features = 1ull << 63;
+    msg->u.welcome.engine_pid = 1;
+    msg = sample_add(WIRE_CLOSE);
+    msg->u.done.code = GW_E_DRAINING;
+    samples_fill(msg->u.done.text, sizeof(msg->u.done.text));
+    msg = sample_add(WIRE_DONE);
+    msg->u.done.code = -4095;
+    msg = sample_add(WIRE_JOB_CREATE);
+    msg->u.job_create.rank = 63;
+    msg->u.job_create.world = 64;
+    msg->u.job_create.join_timeout_ns = INT64_MAX;
+    msg->u.job_create.op_timeout_ns = 1;
+    msg->u.job_create.linger_ns = -1;
+    msg->u.job_create.link_bytes_per_s = UINT64_MAX;
+    samples_fill(msg->u.job_create.name, sizeof(msg->u.job_create.name));
+    msg = sample_add(WIRE_JOIN);
+    msg->u.join.rank = 0;
+    msg->u.join.world = 1;
+    msg->u.join.id_bytes = GW_ID_MAX;
+    memset(msg->u.join.id, 0xa5, GW_ID_MAX);
+    msg = sample_add(WIRE_JOINED);
+    msg->u.joined.generation = UINT32_MAX;
+    msg->u.joined.id_bytes = 1;
+    msg->u.joined.id[0] = 0;
+    msg = sample_add(WIRE_GROUP_NEW);
+    msg->u.group_new.count = GW_RANKS_MAX;
+    for (uint32_t i = 0; i < GW_RANKS_MAX; i++)
+        msg->u.group_new.ranks[i] = GW_RANKS_MAX - 1 - i;
+    sample_add(WIRE_GROUP_MADE)->u.group_made.group = GW_GROUPS_MAX - 1;
+    sample_add(WIRE_BUFFER_NEW)->u.buffer_new.bytes = UINT64_MAX;
+    msg = sample_add(WIRE_BUFFER_MADE);
+    msg->u.buffer_made.buffer = UINT32_MAX;
+    msg->u.buffer_made.bytes = 4;
+    sample_add(WIRE_BUFFER_FREE)->u.buffer_free.buffer = 1;
+    msg = sample_add(WIRE_OP);
+    msg->u.op =
+        (struct wire_op){WIRE_OP_BARRIER, 63,       63, UINT32_MAX, 1, UINT64_MAX, 1, UINT64_MAX,
+                         UINT64_MAX - 1,  -DBL_MIN, ""};
+    samples_fill(msg->u.op.name, sizeof(msg->u.op.name));
+}
+
+static void samples_zero(void)
+{
+    struct wire_msg *msg;
+
+    msg = sample_add(WIRE_REGISTER);
+    msg->u.reg.first = GW_PARAMS_MAX - GW_PARAMS_PER_FRAME;
+    msg->u.reg.total = GW_PARAMS_MAX;
+    msg->u.reg.count = GW_PARAMS_PER_FRAME;
+    msg->u.reg.params = samples_params;
+    sample_add(WIRE_SEAL)->u.seal = (struct wire_seal){
+        3,          2,         1, 1, 1, 64, UINT32_MAX, 4096, UINT64_MAX, DBL_MAX, DBL_TRUE_MIN,
+        UINT64_MAX, UINT64_MAX};
+    msg = sample_add(WIRE_SEALED);
+    memset(msg->u.sealed.layout_hash, 0xff, 32);
+    msg->u.sealed.layout_bytes = UINT64_MAX;
+    msg->u.sealed.board_bytes = 1;
+    msg->u.sealed.steps = UINT64_MAX;
+    msg = sample_add(WIRE_ARENA_GET);
+    msg->u.arena_get.kind = GW_ARENA_BUFFER;
+    msg->u.arena_get.index = UINT32_MAX;
+    sample_add(WIRE_ARENA)->u.arena.bytes = UINT64_MAX;
+    msg = sample_add(WIRE_READY);
+    msg->u.ready.count = GW_READY_PER_FRAME;
+    msg->u.ready.entries = samples_entries;
+    sample_add(WIRE_ACQUIRE)->u.acquire.bucket = UINT32_MAX;
+    sample_add(WIRE_ACQUIRED)->u.acquired.slot = GW_NO_SLOT;
+    sample_add(WIRE_FETCH)->u.unit.unit = UINT32_MAX;
+    sample_add(WIRE_RELEASE)->u.unit.unit = 0;
+    msg = sample_add(WIRE_PARAM_IO);
+    msg->u.param_io.write = 1;
+    msg->u.param_io.param = UINT32_MAX;
+    msg->u.param_io.offset = UINT64_MAX;
+    msg->u.param_io.count = GW_STAGING_BYTES / 4;
+    samples_fill(sample_add(WIRE_ARRAY_GET)->u.array_get.name, GW_LABEL_MAX + 1);
+    msg = sample_add(WIRE_ARRAY_MADE);
+    msg->u.array_made.index = GW_ARRAYS_MAX - 1;
+    msg->u.array_made.numel = UINT64_MAX;
+}
+
+static void samples_admin(void)
+{
+    struct wire_msg *msg;
+
+    msg = sample_add(WIRE_STATS);
+    msg->u.stats.steps = UINT64_MAX;
+    for (unsigned k = 0; k < GW_KINDS; k++)
+        samples_counters(&msg->u.stats.kinds[k], UINT64_MAX - 10 * k);
+    for (unsigned k = 0; k < GW_MEMORIES; k++)
+        msg->u.stats.memory_bytes[k] = UINT64_MAX - k;
+    msg->u.stats.prefetch_hits = 1;
+    msg->u.stats.prefetch_drops = UINT64_MAX;
+    msg->u.stats.comm_alone_ns = UINT64_MAX;
+    msg = sample_add(WIRE_STATUS);
+    samples_fill(msg->u.status.version, sizeof(msg->u.status.version));
+    samples_fill(msg->u.status.socket, sizeof(msg->u.status.socket));
+    msg->u.status.pid = UINT32_MAX;
+    msg->u.status.draining = 1;
+    msg->u.status.jobs = UINT32_MAX;
+    msg->u.status.uptime_ns = UINT64_MAX;
+    sample_add(WIRE_JOBS_GET)->u.jobs_get.first = UINT32_MAX;
+    msg = sample_add(WIRE_JOBS);
+    msg->u.jobs.total = UINT32_MAX;
+    msg->u.jobs.count = WIRE_JOBS_PER_FRAME;
+    msg->u.jobs.jobs = samples_jobs;
+    sample_add(WIRE_STOP)->u.stop.engines = 1;
+    msg = sample_add(WIRE_ENGINE_READY);
+    msg->u.engine_ready.channel_version = UINT32_MAX;
+    msg->u.engine_ready.pid = INT32_MAX;
+    memset(msg->u.engine_ready.tag, 0xff, GW_TAG_BYTES);
+    msg = sample_add(WIRE_HANDOVER);
+    msg->u.handover.hello_bytes = sizeof(samples_hello);
+    msg->u.handover.hello = samples_hello;
+}
+
+/* Fills samples_all[0 .. samples_used). */
+static inline void samples_make(void)
+{
+    static const uint16_t empty[] = {WIRE_WAIT_READY, WIRE_LEAVE,        WIRE_MICRO_END,
+                                     WIRE_STEP_END,   WIRE_UPDATE_BEGIN, WIRE_UPDATE_COMMIT,
+                                     WIRE_MEASURE,    WIRE_STATS_GET,    WIRE_STATUS_GET,
+                                     WIRE_DRAIN,      WIRE_ENGINE_STOP};
+
+    samples_used = 0;
+    samples_lists();
+    samples_session();
+    samples_zero();
+    samples_admin();
+    for (size_t i = 0; i < SAMPLES_COUNT(empty); i++)
+        sample_add(empty[i]);
+}
+
+/* The sample as a packet. */
+static inline size_t sample_packet(const struct wire_msg *msg, uint8_t *buffer)
+{
+    size_t bytes = 0;
+
+    if (wire_encode(msg, buffer, GW_FRAME_MAX, &bytes) < 0)
+        abort();
+    return bytes;
+}
+
+#endif
