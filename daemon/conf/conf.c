@@ -8,35 +8,14 @@
 #include "daemon/conf/conf.h"
 
 #include <assert.h>
-#include <errno.h>
 #include <ini.h>
 #include <stdarg.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
+#include "daemon/base/parse.h"
 #include "gradwire/errors.h"
 
-struct unit {
-    const char *name;
-    uint64_t factor;
-};
-
-static const struct unit time_units[] = {
-    {"s", 1000000000ull}, {"ms", 1000000ull},      {"us", 1000ull},
-    {"ns", 1ull},         {"min", 60000000000ull}, {"h", 3600000000000ull},
-    {NULL, 0},
-};
-static const struct unit byte_units[] = {
-    {"", 1},
-    {"B", 1},
-    {"KiB", 1ull << 10},
-    {"MiB", 1ull << 20},
-    {"GiB", 1ull << 30},
-    {"TiB", 1ull << 40},
-    {NULL, 0},
-};
-static const struct unit count_units[] = {{"", 1}, {NULL, 0}};
 static const char *const level_names[] = {"error", "warning", "info", "debug"};
 
 struct reader {
@@ -56,49 +35,23 @@ static size_t text_room(const struct conf_key *key)
     return key->type == CONF_PATH ? CONF_PATH_BYTES : CONF_NAME_BYTES;
 }
 
-/* Whole number and unit. No sign, no fraction, no overflow. */
-static int parse_number(const char *value, const struct unit *units, uint64_t *ret_number)
-{
-    unsigned long long number;
-    char *end;
-
-    if (value[0] < '0' || value[0] > '9') {
-        return GW_E_INVALID;
-    }
-    errno = 0;
-    number = strtoull(value, &end, 10);
-    if (errno != 0) {
-        return GW_E_INVALID;
-    }
-    end += strspn(end, " \t");
-    for (; units->name != NULL; units++) {
-        if (strcmp(end, units->name) == 0) {
-            if (number > UINT64_MAX / units->factor) {
-                return GW_E_INVALID;
-            }
-            *ret_number = number * units->factor;
-            return 0;
-        }
-    }
-    return GW_E_INVALID;
-}
-
 static int set_number(const struct conf_key *key, const char *value, struct conf *conf)
 {
     uint8_t *field = (uint8_t *)conf + key->offset;
-    const struct unit *units = key->type == CONF_TIME    ? time_units
-                               : key->type == CONF_BYTES ? byte_units
-                                                         : count_units;
-    uint64_t number;
+    uint64_t number = 0;
+    int64_t time_ns = 0;
     int r;
 
-    r = parse_number(value, units, &number);
-    if (r < 0) {
-        return r;
+    if (key->type == CONF_TIME) {
+        r = parse_duration(value, &time_ns);
+        number = (uint64_t)time_ns;
+    } else if (key->type == CONF_BYTES) {
+        r = parse_size(value, &number);
+    } else {
+        r = parse_u64(value, 0, UINT32_MAX, &number);
     }
-    if (number < key->min || number > key->max) {
+    if (r < 0 || number < key->min || number > key->max)
         return GW_E_INVALID;
-    }
     if (key->type == CONF_COUNT) {
         uint32_t count = (uint32_t)number;
 
@@ -125,12 +78,10 @@ static int set_text(const struct conf_key *key, const char *value, struct conf *
     bool may_be_empty = key->initial[0] == '\0';
     size_t bytes = strlen(value);
 
-    if (bytes >= text_room(key) || (bytes == 0 && !may_be_empty)) {
+    if (bytes >= text_room(key) || (bytes == 0 && !may_be_empty))
         return GW_E_INVALID;
-    }
-    if (key->type == CONF_PATH && bytes > 0 && value[0] != '/') {
+    if (key->type == CONF_PATH && bytes > 0 && value[0] != '/')
         return GW_E_INVALID;
-    }
     memcpy((char *)conf + key->offset, value, bytes + 1);
     return 0;
 }
@@ -178,13 +129,13 @@ void conf_allowed(const struct conf_key *key, char *text, size_t text_bytes)
         break;
     case CONF_TIME:
         (void)snprintf(text, text_bytes,
-                       "a whole number and ns, us, ms, s, min or h, from %llu ms to %llu h",
+                       "a time such as 500ms, 60s, 5min or 2h, from %llu ms to %llu h",
                        (unsigned long long)(key->min / 1000000u),
                        (unsigned long long)(key->max / 3600000000000ull));
         break;
     case CONF_BYTES:
         (void)snprintf(text, text_bytes,
-                       "a whole number of bytes, or with KiB, MiB, GiB or TiB; 0: no limit");
+                       "a size such as 4096, 64MiB or 1.5GiB; 0: no limit");
         break;
     case CONF_COUNT:
         (void)snprintf(text, text_bytes, "a whole number from %llu to %llu",
@@ -208,9 +159,8 @@ const struct conf_key *conf_difference(const struct conf *a, const struct conf *
         } else {
             same = memcmp(x, y, sizeof(uint64_t)) == 0;
         }
-        if (!same) {
+        if (!same)
             return key;
-        }
     }
     return NULL;
 }
@@ -222,14 +172,12 @@ __attribute__((format(printf, 2, 3))) static void fail(struct reader *reader, co
     va_list list;
     int n;
 
-    if (reader->error_line != 0) {
+    if (reader->error_line != 0)
         return;
-    }
     reader->error_line = reader->line;
     n = snprintf(reader->error, reader->error_bytes, "%s:%d: ", reader->file, reader->line);
-    if (n < 0 || (size_t)n >= reader->error_bytes) {
+    if (n < 0 || (size_t)n >= reader->error_bytes)
         return;
-    }
     va_start(list, format);
     (void)vsnprintf(reader->error + n, reader->error_bytes - (size_t)n, format, list);
     va_end(list);
@@ -242,9 +190,8 @@ static char *next_line(char *line, int room, void *stream)
     const char *end;
     size_t bytes;
 
-    if (reader->left_bytes == 0 || room < 2 || reader->error_line != 0) {
+    if (reader->left_bytes == 0 || room < 2 || reader->error_line != 0)
         return NULL;
-    }
     reader->line++;
     end = memchr(reader->text, '\n', reader->left_bytes);
     bytes = end == NULL ? reader->left_bytes : (size_t)(end - reader->text) + 1;
@@ -271,9 +218,8 @@ static void fail_unknown(struct reader *reader, const char *section, const char 
     char known[256] = "";
     size_t used = 0;
 
-    for (size_t i = 0; i < conf_keys_count; i++) {
+    for (size_t i = 0; i < conf_keys_count; i++)
         section_known = section_known || strcmp(conf_keys[i].section, section) == 0;
-    }
     for (size_t i = 0; i < conf_keys_count && used < sizeof(known); i++) {
         const struct conf_key *key = &conf_keys[i];
         bool first = i == 0 || strcmp(key->section, conf_keys[i - 1].section) != 0;
@@ -298,9 +244,8 @@ static int handle_key(void *user, const char *section, const char *name, const c
     for (size_t i = 0; i < conf_keys_count; i++) {
         const struct conf_key *key = &conf_keys[i];
 
-        if (strcmp(key->section, section) != 0 || strcmp(key->name, name) != 0) {
+        if (strcmp(key->section, section) != 0 || strcmp(key->name, name) != 0)
             continue;
-        }
         assert(i < sizeof(reader->seen_line) / sizeof(reader->seen_line[0]));
         if (reader->seen_line[i] != 0) {
             fail(reader, "'%s' in [%s] is given twice, first in line %d", name, section,
@@ -342,9 +287,8 @@ int conf_parse(const char *text, size_t text_bytes, const char *file, struct con
         reader.error_line = 0;
         fail(&reader, "neither '[section]' nor 'key = value' nor a comment");
     }
-    if (reader.error_line != 0) {
+    if (reader.error_line != 0)
         return GW_E_INVALID;
-    }
     *conf = reader.conf;
     return 0;
 }

@@ -32,11 +32,11 @@ const struct conf_key conf_keys[] = {
         "Group (name or number) that may use the administration socket."),
     KEY("daemon", "log_level", "info", CONF_LEVEL, true, 0, 0, log_level,
         "Least severe messages that are logged."),
-    KEY("job", "linger", "60 s", CONF_TIME, true, 0, 365 * DAY, linger_ns,
+    KEY("job", "linger", "60s", CONF_TIME, true, 0, 365 * DAY, linger_ns,
         "How long an engine outlives its last client, where the job does not say otherwise."),
     KEY("job", "memory_max_bytes", "0", CONF_BYTES, true, 0, UINT64_MAX, memory_max_bytes,
         "Memory that one job may take on this node for all its buffers. 0: no limit."),
-    KEY("job", "stall_report", "10 s", CONF_TIME, true, SECOND / 100, DAY, stall_report_ns,
+    KEY("job", "stall_report", "10s", CONF_TIME, true, SECOND / 100, DAY, stall_report_ns,
         "A wait that lasts this long is reported with the ranks that are missing, and again at "
         "doubling intervals."),
     KEY("limits", "max_jobs_per_user", "64", CONF_COUNT, true, 1, 65536, max_jobs_per_user,
