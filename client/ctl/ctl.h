@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * gwctl: asks gradwired and prints. One thread, blocking, one request at a time.
+ *
+ * Functions that can fail print one line to stderr themselves and return the exit code (sysexits):
+ * 64 usage, 69 no gradwired, 75 no answer in time, 76 an answer that makes no sense, 77 not
+ * permitted.
+ */
+#ifndef GW_CTL_CTL_H
+#define GW_CTL_CTL_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "proto/wire.h"
+
+#define CTL_PATH_BYTES 108u /* sun_path */
+
+struct ctl {
+    char socket[CTL_PATH_BYTES];
+    char admin_socket[CTL_PATH_BYTES];
+    const char *used; /* the one that is connected */
+    bool json;
+    bool engines;
+    int fd;
+    uint32_t request;
+};
+
+struct ctl_jobs {
+    struct wire_msg *status;
+    struct wire_msg **pages;
+    size_t pages_count;
+    uint32_t shown;
+};
+
+void ctl_say(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+/* ---- channel.c ---- */
+
+/* Administration socket; when it may not be used and `read_only`, the client socket. */
+int ctl_connect(struct ctl *ctl, bool read_only);
+/* Sends `request` and waits for the reply of type `want` (timeout_ms -1: for ever). *ret_reply:
+ * wire_free. */
+int ctl_ask(struct ctl *ctl, struct wire_msg *request, uint16_t want, int timeout_ms,
+            struct wire_msg **ret_reply);
+/* Waits until gradwired closes the connection: it does that last of all. */
+int ctl_wait_end(struct ctl *ctl, int timeout_ms);
+
+/* ---- show.c ---- */
+
+int show_status(const struct wire_msg *status, bool json);
+int show_jobs(const struct ctl_jobs *jobs, bool json);
+
+#endif
