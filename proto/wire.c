@@ -29,6 +29,12 @@ const char *wire_type_name(uint16_t type)
 int wire_decode(const uint8_t *packet, size_t packet_bytes, struct wire_msg **ret_msg,
                 uint32_t *ret_request)
 {
+    return wire_decode_within(packet, packet_bytes, WIRE_UNPACK_MAX, ret_msg, ret_request);
+}
+
+int wire_decode_within(const uint8_t *packet, size_t packet_bytes, size_t max_bytes,
+                       struct wire_msg **ret_msg, uint32_t *ret_request)
+{
     const struct wire_table *table;
     struct gw_frame frame;
     struct wire_msg *msg;
@@ -42,7 +48,7 @@ int wire_decode(const uint8_t *packet, size_t packet_bytes, struct wire_msg **re
     table = table_of(frame.type);
     if (!table)
         return GW_E_UNIMPLEMENTED;
-    r = wire_unpack(table, frame.body, frame.body_bytes, WIRE_UNPACK_MAX, &msg);
+    r = wire_unpack(table, frame.body, frame.body_bytes, max_bytes, &msg);
     if (r < 0)
         return r;
     msg->type = frame.type;

@@ -272,6 +272,9 @@ const char *wire_type_name(uint16_t type);
  * and on GW_E_PROTOCOL with a sound header, *ret_request is set too (else 0). */
 int wire_decode(const uint8_t *packet, size_t packet_bytes, struct wire_msg **ret_msg,
                 uint32_t *ret_request);
+/* The same with another bound on what protobuf-c may allocate on the way (tests). */
+int wire_decode_within(const uint8_t *packet, size_t packet_bytes, size_t max_bytes,
+                       struct wire_msg **ret_msg, uint32_t *ret_request);
 /* Message -> packet in `buffer` (GW_FRAME_MAX is always enough for what the bounds allow, else
  * GW_E_LIMIT). Pointers inside `msg` belong to the caller. */
 int wire_encode(const struct wire_msg *msg, uint8_t *buffer, size_t buffer_bytes,

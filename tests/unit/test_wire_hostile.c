@@ -164,6 +164,27 @@ static void blow_up_is_bounded(void **state)
         wire_free(msg);
 }
 
+/* Each allocation of protobuf-c fails in turn, as the bound rises. */
+static void every_bound_on_memory_is_survived(void **state)
+{
+    uint32_t request;
+
+    (void)state;
+    for (size_t i = 0; i < samples_used; i++) {
+        const size_t bytes = sample_packet(&samples_all[i], packet);
+        struct wire_msg *msg = NULL;
+        size_t bound = 0;
+
+        while (wire_decode_within(packet, bytes, bound, &msg, &request) == GW_E_PROTOCOL) {
+            assert_null(msg);
+            bound += bound < 4096 ? 8 : 1024;
+        }
+        assert_non_null(msg);
+        assert_in_range(bound, 16, 128u << 10); /* far below what is allowed */
+        wire_free(msg);
+    }
+}
+
 /* ---- mutations ---------------------------------------------------------------------------------- */
 
 static uint32_t random_below(uint64_t *seed, uint32_t bound)
@@ -278,6 +299,7 @@ int main(void)
         cmocka_unit_test(malformed_wire_format_is_refused),
         cmocka_unit_test(wrong_wire_types_are_refused_or_unknown),
         cmocka_unit_test(blow_up_is_bounded),
+        cmocka_unit_test(every_bound_on_memory_is_survived),
         cmocka_unit_test(mutations_never_crash),
         cmocka_unit_test(noise_never_crashes),
     };
