@@ -3,7 +3,7 @@
 """What the ranks of demo.sh left behind: put together, judged against the promises, printed.
 
     report.py tables DIR [--json FILE]   tables T0 to T4; exit 1 when a promise is broken
-    report.py link DIR/RUN               a link speed at which communication takes half of backward
+    report.py link DIR/RUN               link speed at which communication takes half of backward
 
 DIR/model.tsv lists the parameters; each DIR/<run>/ holds rank-<r>.json (charlm --out) and
 rank-<r>.sha256 (of charlm --dump). Figures are counted by the service per rank since the seal; here
@@ -258,11 +258,12 @@ def collect(directory):
 
 
 def link_speed(ranks):
-    """Bytes per second at which a ring's bytes of one step take half of its backward time."""
+    """Bytes per second at which a ring's bytes of one step take half of its backward time; 0 where
+    nothing is sent."""
     rank = slowest(ranks)
     sent = sum(kind["ring_bytes"] for kind in rank["stats"]["kinds"].values()) / rank["steps"]
     backward_s = statistics.median(rank["backward_ns"]) / 1e9
-    return max(int(sent / (backward_s / 2)), 1)
+    return int(sent / (backward_s / 2))
 
 
 def main(arguments):

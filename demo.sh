@@ -1,0 +1,225 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# Builds gradwire, starts gradwired in a directory of its own as the calling user, trains a small
+# character language model on several ranks in ZeRO stages 0 to 3, and prints what was sent, what it
+# cost, and whether the promises held. Stops everything it started and leaves nothing but build/.
+# Exit codes: 0, 1 a promise is broken or a run failed, 64 usage, else what could not be set up.
+set -euo pipefail
+
+usage() {
+    cat <<'USAGE'
+usage: ./demo.sh [options]
+  --ranks N              training processes (4)
+  --steps K              optimizer steps of each run (50)
+  --text FILE            text to train on (the files of /usr/share/common-licenses)
+  --bucket BYTES         of a gradient bucket (524288)
+  --link BYTES_PER_S     simulated link of the paced runs (so that communication takes half of
+                         backward)
+  --json FILE            write all figures there
+  --help
+USAGE
+}
+
+wrong() {
+    echo "demo.sh: $* (--help shows the options)" >&2
+    exit 64
+}
+
+# whole OPTION VALUE MIN MAX
+whole() {
+    [[ $2 =~ ^[0-9]{1,15}$ ]] && (( 10#$2 >= $3 && 10#$2 <= $4 )) ||
+        wrong "$1 $2: must be a whole number from $3 to $4"
+}
+
+ranks=4 steps=50 text= bucket=524288 link= json=
+while (( $# > 0 )); do
+    case $1 in
+        --help) usage; exit 0 ;;
+        --ranks | --steps | --text | --bucket | --link | --json)
+            (( $# > 1 )) || wrong "$1 needs a value" ;;
+        *) wrong "$1: no such option" ;;
+    esac
+    case $1 in
+        --ranks) whole "$1" "$2" 1 64; ranks=$2 ;;
+        --steps) whole "$1" "$2" 1 100000; steps=$2 ;;
+        --text) text=$(realpath -m -- "$2") ;;
+        --bucket) whole "$1" "$2" 4 1000000000000; bucket=$2 ;;
+        --link) whole "$1" "$2" 1 1000000000000; link=$2 ;;
+        --json) json=$(realpath -m -- "$2") ;;
+    esac
+    shift 2
+done
+if [[ -n $text && ! ( -f $text && -r $text && -s $text ) ]]; then
+    echo "demo.sh: --text $text: not a readable file with something in it" >&2
+    exit 66
+fi
+if [[ -n $json && ! ( -f $json && -w $json ) && ! ( ! -e $json && -w $(dirname -- "$json") ) ]]; then
+    echo "demo.sh: --json $json: cannot be written" >&2
+    exit 73
+fi
+
+cd -- "$(dirname -- "${BASH_SOURCE[0]}")"
+build=$PWD/build/release
+report=(/usr/bin/python3 -B "$PWD/tests/demo/report.py")
+
+# ---- build -----------------------------------------------------------------------------------------
+
+. cmake/deps.sh
+gw_install_deps build
+echo "demo.sh: building (build/release)"
+mkdir -p build
+if ! { cmake --preset release $([[ -e $build/CMakeCache.txt ]] || echo -DGW_TESTS=OFF) &&
+       cmake --build --preset release --target gradwired gradwire-engine gwctl charlm; } \
+     >build/demo.log 2>&1; then
+    tail -n 40 build/demo.log >&2
+    echo "demo.sh: the build failed; all of its output is in build/demo.log" >&2
+    exit 70
+fi
+charlm=$build/client/examples/charlm
+gwctl=$build/client/ctl/gwctl
+
+# ---- what is started, and how it ends ------------------------------------------------------------
+
+work=$(mktemp -d "${TMPDIR:-/tmp}/gradwire-demo.XXXXXX")
+runtime=$work/run
+daemon= rank_pids=()
+
+stop_ranks() {
+    local pid
+    for pid in "${rank_pids[@]}"; do kill "$pid" 2>/dev/null || true; done
+    for pid in "${rank_pids[@]}"; do wait "$pid" 2>/dev/null || true; done
+    rank_pids=()
+}
+
+stop_all() {
+    trap '' INT TERM HUP
+    stop_ranks
+    if [[ -n $daemon ]]; then
+        timeout 10 "$gwctl" --socket "$runtime/admin.sock" stop --engines >/dev/null 2>&1 || true
+        kill "$daemon" 2>/dev/null || true
+        wait "$daemon" 2>/dev/null || true
+        daemon=
+    fi
+    rm -rf -- "$work"
+}
+trap stop_all EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM HUP
+
+start_daemon() {
+    local i
+    mkdir -p "$runtime" "$work/runs"
+    : >"$work/gradwired.conf"
+    "$build/daemon/supervisor/gradwired" --foreground --runtime-dir "$runtime" \
+        --config "$work/gradwired.conf" --engine "$build/daemon/engine/gradwire-engine" \
+        2>"$work/gradwired.log" &
+    daemon=$!
+    for (( i = 0; i < 100; i++ )); do
+        [[ -S $runtime/gradwired.sock ]] && return
+        kill -0 "$daemon" 2>/dev/null || break
+        sleep 0.1
+    done
+    echo "demo.sh: gradwired did not start:" >&2
+    cat "$work/gradwired.log" >&2
+    exit 69
+}
+
+done_runs=0 all_runs=13
+# One line that is written over on a terminal, and grows elsewhere.
+progress() {
+    if [[ -t 2 ]]; then
+        printf '\r\033[K%s' "demo.sh: run $((++done_runs)) of $all_runs: $1" >&2
+    else
+        printf '%s' "${2-}$((++done_runs))/$all_runs " >&2
+    fi
+}
+
+fail() {
+    echo >&2
+    echo "demo.sh: $1:" >&2
+    cat "$work/messages" >&2
+    [[ ! -s $work/gradwired.log ]] || { echo "gradwired:"; tail -n 20 "$work/gradwired.log"; } >&2
+    exit 1
+}
+
+common=(--steps "$steps")
+[[ -z $text ]] || common+=(--text "$text")
+
+# What is compared is a checksum: the parameters themselves are not kept.
+keep_checksum() {
+    local file
+    for file in "$1"/rank-*.params; do
+        sha256sum "$file" >"${file%.params}.sha256"
+        rm "$file"
+    done
+}
+
+# alone NAME MODE...: one process without gradwired, in the background.
+alone() {
+    local directory=$work/runs/$1
+    shift
+    mkdir "$directory"
+    "$charlm" "$@" "${common[@]}" --out "$directory/rank-0.json" \
+        --dump "$directory/rank-0.params" 2>>"$work/messages" &
+    rank_pids+=($!)
+}
+
+# Waits for all processes; the first that fails ends the others.
+wait_ranks() {
+    local ended pid left
+    while (( ${#rank_pids[@]} > 0 )); do
+        wait -n -p ended "${rank_pids[@]}" || { stop_ranks; fail "$1 failed"; }
+        left=()
+        for pid in "${rank_pids[@]}"; do [[ $pid == "$ended" ]] || left+=("$pid"); done
+        rank_pids=("${left[@]}")
+    done
+}
+
+# train NAME OPTIONS...: all ranks of one run.
+train() {
+    local directory=$work/runs/$1 rank
+    mkdir "$directory"
+    progress "$1"
+    shift
+    for (( rank = 0; rank < ranks; rank++ )); do
+        "$charlm" --rank "$rank" --world "$ranks" --id-file "$directory/id" \
+            --socket "$runtime/gradwired.sock" --bucket "$bucket" --measure "${common[@]}" \
+            --out "$directory/rank-$rank.json" --dump "$directory/rank-$rank.params" "$@" \
+            2>>"$work/messages" &
+        rank_pids+=($!)
+    done
+    wait_ranks "run ${directory##*/}"
+    keep_checksum "$directory"
+}
+
+# ---- the runs --------------------------------------------------------------------------------------
+
+start_daemon
+: >"$work/messages"
+began=$SECONDS
+"$charlm" --model-tsv ${text:+--text "$text"} >"$work/runs/model.tsv"
+progress reference "demo.sh: runs "
+alone reference --reference "$ranks"
+progress plain
+alone plain --plain "$ranks"
+wait_ranks "reference or plain run"
+keep_checksum "$work/runs/reference"
+keep_checksum "$work/runs/plain"
+for stage in 0 1 2 3; do
+    train "stage-$stage-off" --stage "$stage" --overlap off
+    train "stage-$stage-on" --stage "$stage" --overlap on
+done
+train stage-3-mapped --stage 3 --gather mapped
+[[ -n $link ]] || link=$("${report[@]}" link "$work/runs/stage-2-off")
+if (( link > 0 )); then # one rank alone sends nothing
+    train stage-2-paced-off --stage 2 --overlap off --link "$link"
+    train stage-2-paced-on --stage 2 --overlap on --link "$link"
+fi
+[[ -t 2 ]] && printf '\r\033[K' >&2 || echo >&2
+echo "demo.sh: $ranks ranks, $steps steps, buckets of $bucket bytes," \
+    "$done_runs runs in $((SECONDS - began)) s"
+
+status=0
+"${report[@]}" tables "$work/runs" ${json:+--json "$json"} || status=$?
+exit "$status"
