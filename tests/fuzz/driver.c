@@ -1,0 +1,127 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Runs a fuzz target without libFuzzer: its seeds, then seeded mutations of them, the same on every
+ * machine. `fuzz_x [runs [seed]]`; `fuzz_x -f FILE` runs one input. On a crash the input stands in
+ * fuzz-<seed>-<run> in the working directory.
+ */
+#include <fcntl.h>
+#include <signal.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "daemon/base/parse.h"
+#include "tests/fuzz/fuzz.h"
+
+#define INPUT_MAX 65600u
+
+static uint8_t input[INPUT_MAX];
+static volatile size_t input_bytes;
+static char crash_name[64];
+
+/* Only calls that are safe in a handler. */
+static void save_input(int number)
+{
+    const int fd = open(crash_name, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+
+    if (fd >= 0 && write(fd, input, input_bytes) >= 0)
+        (void)write(STDERR_FILENO, crash_name, strlen(crash_name));
+    signal(number, SIG_DFL);
+    raise(number);
+}
+
+static uint32_t random_below(uint64_t *seed, uint32_t bound)
+{
+    *seed = *seed * 6364136223846793005ull + 1442695040888963407ull;
+    return (uint32_t)((*seed >> 33) % bound);
+}
+
+static void mutate(uint64_t *seed)
+{
+    static const uint8_t corners[] = {0, 1, 0x7f, 0x80, 0xff, '[', '=', '\n', 0x0a, 0x12, 'e', '9'};
+    const uint32_t count = (uint32_t)input_bytes;
+    const uint32_t at = count ? random_below(seed, count) : 0;
+    uint32_t length = 1 + random_below(seed, 9);
+
+    if (length > count - at)
+        length = count - at;
+    switch (random_below(seed, 5)) {
+    case 0:
+        input[at] ^= (uint8_t)(1u << random_below(seed, 8));
+        break;
+    case 1:
+        input[at] = corners[random_below(seed, sizeof(corners))];
+        break;
+    case 2: /* out */
+        memmove(input + at, input + at + length, count - at - length);
+        input_bytes = count - length;
+        break;
+    case 3: /* twice */
+        if (count + length > INPUT_MAX)
+            break;
+        memmove(input + at + length, input + at, count - at);
+        input_bytes = count + length;
+        break;
+    default: /* the end off */
+        input_bytes = at;
+        break;
+    }
+}
+
+/* An exact copy on the heap, so that a sanitizer sees the first byte behind it. */
+static void run_input(void)
+{
+    uint8_t *exact = malloc(input_bytes ? input_bytes : 1);
+
+    FUZZ_CHECK(exact != NULL);
+    memcpy(exact, input, input_bytes);
+    (void)LLVMFuzzerTestOneInput(exact, input_bytes);
+    free(exact);
+}
+
+static int run_file(const char *path)
+{
+    FILE *file = fopen(path, "rbe");
+
+    if (!file) {
+        perror(path);
+        return 1;
+    }
+    input_bytes = fread(input, 1, sizeof(input), file);
+    fclose(file);
+    run_input();
+    return 0;
+}
+
+int main(int argc, char **argv)
+{
+    static const int signals[] = {SIGABRT, SIGSEGV, SIGBUS, SIGFPE, SIGILL};
+    uint64_t runs = 50000, seed = 1, random;
+    size_t seeds = 0;
+
+    if (argc == 3 && strcmp(argv[1], "-f") == 0)
+        return run_file(argv[2]);
+    if ((argc > 1 && parse_u64(argv[1], 1, 1ull << 40, &runs) < 0) ||
+        (argc > 2 && parse_u64(argv[2], 0, UINT64_MAX, &seed) < 0) || argc > 3) {
+        fprintf(stderr, "use: %s [runs [seed]] | -f FILE\n", argv[0]);
+        return 64;
+    }
+    while ((input_bytes = fuzz_seed(seeds, input, sizeof(input))) > 0) {
+        run_input();
+        seeds++;
+    }
+    FUZZ_CHECK(seeds > 0);
+    for (size_t i = 0; i < sizeof(signals) / sizeof(signals[0]); i++)
+        signal(signals[i], save_input);
+    random = seed;
+    for (uint64_t run = 0; run < runs; run++) {
+        snprintf(crash_name, sizeof(crash_name), "fuzz-%llu-%llu", (unsigned long long)seed,
+                 (unsigned long long)run);
+        input_bytes = fuzz_seed(random_below(&random, (uint32_t)seeds), input, sizeof(input));
+        for (uint32_t n = 1 + random_below(&random, 6); n > 0 && input_bytes > 0; n--)
+            mutate(&random);
+        fuzz_repair(input, input_bytes);
+        run_input();
+    }
+    printf("%llu inputs\n", (unsigned long long)(seeds + runs));
+    return 0;
+}
