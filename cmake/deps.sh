@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+# shellcheck shell=bash
+#
+# What building and testing need, and how it gets onto a Debian 12 or 13. Sourced by demo.sh and
+# check.sh; defines gw_install_deps and nothing else of use. Asks the system before the package
+# manager: what is there already, from wherever, is not installed again.
+
+gw_deps_has_command() { command -v "$1" >/dev/null 2>&1; }
+gw_deps_has_library() { pkg-config --exists "$1" 2>/dev/null; }
+# The Python that tests/CMakeLists.txt will take: the system's own, else any.
+gw_deps_has_module() {
+    /usr/bin/python3 -c "import $1" 2>/dev/null || python3 -c "import $1" 2>/dev/null
+}
+
+# package, how to ask for it, what to ask for
+gw_deps_build="
+build-essential command gcc
+build-essential command make
+cmake command cmake
+ninja-build command ninja
+pkg-config command pkg-config
+protobuf-c-compiler command protoc-c
+libprotobuf-c-dev library libprotobuf-c
+libuv1-dev library libuv
+libsodium-dev library libsodium
+libsystemd-dev library libsystemd
+libjansson-dev library jansson
+libinih-dev library inih
+python3 command python3
+"
+gw_deps_test="
+g++ command g++
+libcmocka-dev library cmocka
+python3-pytest module pytest
+python3-jsonschema module jsonschema
+mandoc command mandoc
+systemd command systemd-analyze
+"
+
+# Prints the packages of a table that are missing, each once.
+gw_deps_missing() {
+    local package how what
+    while read -r package how what; do
+        [[ -z $package ]] || "gw_deps_has_$how" "$what" || echo "$package"
+    done <<<"$1" | sort -u
+}
+
+# gw_install_deps build|test: installs what is missing. Exit code 69 with one clear line when it
+# cannot.
+gw_install_deps() {
+    local table=$gw_deps_build missing log
+    local -a as_root=()
+    [[ $1 == build ]] || table+=$gw_deps_test
+    missing=$(gw_deps_missing "$table" | tr '\n' ' ')
+    missing=${missing% }
+    [[ -n $missing ]] || return 0
+    if ! gw_deps_has_command apt-get; then
+        echo "${0##*/}: missing (Debian's names): $missing. Install them, this system has no" \
+             "apt-get." >&2
+        exit 69
+    fi
+    if (( EUID != 0 )); then
+        if ! gw_deps_has_command sudo || { [[ ! -t 0 ]] && ! sudo -n true 2>/dev/null; }; then
+            echo "${0##*/}: missing packages, and no right to install them. As root:" \
+                 "apt-get install $missing" >&2
+            exit 69
+        fi
+        as_root=(sudo)
+    fi
+    echo "${0##*/}: installing $missing"
+    log=$(mktemp "${TMPDIR:-/tmp}/gradwire-apt.XXXXXX")
+    # shellcheck disable=SC2086 # a list of words
+    if ! { "${as_root[@]}" apt-get -q update &&
+           "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
+               apt-get -q -y --no-install-recommends install $missing; } >"$log" 2>&1; then
+        tail -n 20 "$log" >&2
+        rm -f "$log"
+        echo "${0##*/}: apt-get could not install: $missing" >&2
+        exit 69
+    fi
+    rm -f "$log"
+}
