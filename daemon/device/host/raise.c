@@ -1,26 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Raising timelines: time stamps, then the value, then the client's wake word. Any thread; writes
- * slots and wake words of engine pages and boards, reads client pages (hostile: only `waiting`, and
- * only to save a system call).
+ * slots of engine pages and boards, under one lock per device.
  */
-#include <linux/futex.h>
-#include <limits.h>
 #include <stdatomic.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include "daemon/device/host/host.h"
-
-/* The client counts itself into `waiting`, reads `wake`, looks at its tokens, sleeps on `wake`.
- * Both sides are seq_cst: if `waiting` is 0 here, the client's count comes later in the one order of
- * all such accesses, so its read of `wake` sees this rise and its tokens this value. */
-static void ring(struct gw_engine_page *engine, const struct gw_client_page *client)
-{
-    atomic_fetch_add_explicit(&engine->wake, 1, memory_order_seq_cst);
-    if (atomic_load_explicit(&client->waiting, memory_order_seq_cst) != 0)
-        (void)syscall(SYS_futex, &engine->wake, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
-}
+#include "daemon/device/ring.h"
 
 /* A reader may look at any time: stamps are stored one by one, relaxed; `value` publishes them. */
 static void raise_one(const struct device_signal *signal, uint64_t ready_ns, uint64_t started_ns,
@@ -50,5 +36,5 @@ void host_raise(struct host_device *device, const struct device_signal *signals,
     /* One wake for neighbours of the same rank. */
     for (uint32_t i = 0; i < count; i++)
         if (i + 1 == count || signals[i + 1].engine != signals[i].engine)
-            ring(signals[i].engine, signals[i].client);
+            device_ring(signals[i].engine, signals[i].client);
 }

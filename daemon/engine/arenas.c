@@ -1,0 +1,367 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One sorted list of arenas per rank, and one for the job. See arenas.h. Loop thread. */
+#include "daemon/engine/arenas.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct arena {
+    uint64_t key; /* kind, then index: the list is sorted by it */
+    struct device_memory *memory;
+    char name[GW_LABEL_MAX + 1]; /* of a shard array */
+};
+
+struct arena_list {
+    struct arena *items;
+    uint32_t count, room;
+    uint32_t last_buffer;
+};
+
+struct garbage {
+    struct garbage *next;
+    struct device_memory *memory;
+    uint64_t after_op;
+    bool counted;
+};
+
+struct arenas {
+    struct arenas_config config;
+    uint64_t total_bytes;
+    struct garbage *garbage;
+    struct arena_list lists[GW_RANKS_MAX + 1]; /* [world]: the job's */
+};
+
+static uint64_t key_of(enum gw_arena_kind kind, uint32_t index)
+{
+    return (uint64_t)kind << 32 | index;
+}
+
+static struct arena_list *list_of(struct arenas *arenas, int rank)
+{
+    return &arenas->lists[rank < 0 ? (int)arenas->config.world : rank];
+}
+
+/* First position whose key is not smaller. */
+static uint32_t find(const struct arena_list *list, uint64_t key)
+{
+    uint32_t low = 0, high = list->count;
+
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        if (list->items[middle].key < key)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+static struct arena *lookup(const struct arenas *arenas, enum gw_arena_kind kind, int rank,
+                            uint32_t index)
+{
+    const struct arena_list *list;
+    uint32_t at;
+
+    if (rank < -1 || rank >= (int)arenas->config.world)
+        return NULL;
+    list = &arenas->lists[rank < 0 ? (int)arenas->config.world : rank];
+    at = find(list, key_of(kind, index));
+    if (at == list->count || list->items[at].key != key_of(kind, index))
+        return NULL;
+    return &list->items[at];
+}
+
+int arenas_new(const struct arenas_config *config, struct arenas **ret_arenas)
+{
+    struct arenas *arenas = calloc(1, sizeof(*arenas));
+
+    if (!arenas)
+        return GW_E_NOMEM;
+    arenas->config = *config;
+    *ret_arenas = arenas;
+    return 0;
+}
+
+struct arenas *arenas_free(struct arenas *arenas)
+{
+    if (!arenas)
+        return NULL;
+    arenas_collect(arenas, UINT64_MAX);
+    for (uint32_t i = 0; i <= arenas->config.world; i++) {
+        for (uint32_t j = 0; j < arenas->lists[i].count; j++)
+            arenas->config.ops->memory_free(arenas->config.device,
+                                            arenas->lists[i].items[j].memory);
+        free(arenas->lists[i].items);
+    }
+    free(arenas);
+    return NULL;
+}
+
+/* ---- making ------------------------------------------------------------------------------------- */
+
+static const char *kind_name(enum gw_arena_kind kind)
+{
+    static const char *const names[GW_ARENA_KINDS] = {
+        "none", "params", "grads", "acc", "ring", "shard-grads", "pool", "overflow",
+        "array", "staging", "shared-params", "buffer",
+    };
+    return names[kind];
+}
+
+static int list_room(struct arena_list *list)
+{
+    uint32_t room = list->room ? list->room * 2 : 16;
+    struct arena *items;
+
+    if (list->count < list->room)
+        return 0;
+    items = realloc(list->items, room * sizeof(*items));
+    if (!items)
+        return GW_E_NOMEM;
+    list->items = items;
+    list->room = room;
+    return 0;
+}
+
+/* Charged before it is made: what does not fit is not tried. */
+static bool fits(const struct arenas *arenas, uint64_t bytes)
+{
+    uint64_t limit = arenas->config.limit_bytes;
+
+    return limit == 0 || (bytes <= limit && arenas->total_bytes <= limit - bytes);
+}
+
+static int add(struct arenas *arenas, enum gw_arena_kind kind, int rank, uint32_t index,
+               uint64_t bytes, struct arena **ret_arena)
+{
+    struct arena_list *list = list_of(arenas, rank);
+    struct device_memory *memory;
+    char name[48];
+    uint32_t at;
+    int r;
+
+    if (!fits(arenas, bytes))
+        return GW_E_LIMIT;
+    r = list_room(list);
+    if (r < 0)
+        return r;
+    if (rank < 0)
+        snprintf(name, sizeof(name), "gradwire-%s", kind_name(kind));
+    else
+        snprintf(name, sizeof(name), "gradwire-%s-%d.%u", kind_name(kind), rank, index);
+    r = arenas->config.ops->memory_new(arenas->config.device, DEVICE_MEMORY_ARENA, name,
+                                       (size_t)bytes, &memory);
+    if (r < 0)
+        return r;
+    at = find(list, key_of(kind, index));
+    memmove(&list->items[at + 1], &list->items[at], (list->count - at) * sizeof(*list->items));
+    list->items[at] = (struct arena){.key = key_of(kind, index), .memory = memory};
+    list->count++;
+    arenas->total_bytes += memory->mapped_bytes;
+    *ret_arena = &list->items[at];
+    return 0;
+}
+
+int arenas_make(struct arenas *arenas, enum gw_arena_kind kind, int rank, uint32_t index,
+                uint64_t bytes, bool *ret_kept)
+{
+    struct arena *arena = lookup(arenas, kind, rank, index);
+    int r = 0;
+
+    if (arena && arena->memory->bytes == bytes) {
+        *ret_kept = true;
+        return 0;
+    }
+    if (arena)
+        arenas_drop(arenas, kind, rank, index, 0);
+    r = add(arenas, kind, rank, index, bytes, &arena);
+    if (r == 0)
+        *ret_kept = false;
+    return r;
+}
+
+int arenas_buffer_new(struct arenas *arenas, uint32_t rank, uint64_t bytes, uint32_t *ret_id)
+{
+    struct arena_list *list = list_of(arenas, (int)rank);
+    uint32_t first = find(list, key_of(GW_ARENA_BUFFER, 0));
+    struct arena *arena;
+    int r;
+
+    /* Buffers are the last kind: all that follow are buffers. */
+    if (list->count - first >= GW_BUFFERS_MAX || list->last_buffer == UINT32_MAX)
+        return GW_E_LIMIT;
+    r = add(arenas, GW_ARENA_BUFFER, (int)rank, list->last_buffer + 1, bytes, &arena);
+    if (r == 0)
+        *ret_id = ++list->last_buffer;
+    return r;
+}
+
+int arenas_array(struct arenas *arenas, uint32_t rank, const char *name, uint64_t bytes,
+                 uint32_t *ret_index)
+{
+    struct arena *arena;
+    uint32_t index = 0;
+    int r;
+
+    for (; (arena = lookup(arenas, GW_ARENA_ARRAY, (int)rank, index)) != NULL; index++) {
+        if (strcmp(arena->name, name) != 0)
+            continue;
+        if (arena->memory->bytes != bytes)
+            return GW_E_MISMATCH;
+        *ret_index = index;
+        return 0;
+    }
+    if (index == GW_ARRAYS_MAX)
+        return GW_E_LIMIT;
+    r = add(arenas, GW_ARENA_ARRAY, (int)rank, index, bytes, &arena);
+    if (r < 0)
+        return r;
+    snprintf(arena->name, sizeof(arena->name), "%s", name);
+    *ret_index = index;
+    return 0;
+}
+
+/* ---- using -------------------------------------------------------------------------------------- */
+
+const struct device_memory *arenas_get(const struct arenas *arenas, enum gw_arena_kind kind,
+                                       int rank, uint32_t index)
+{
+    const struct arena *arena = lookup(arenas, kind, rank, index);
+
+    return arena ? arena->memory : NULL;
+}
+
+void *arenas_at(const struct arenas *arenas, const struct core_ref *ref, uint64_t bytes)
+{
+    const struct device_memory *memory =
+        arenas_get(arenas, (enum gw_arena_kind)ref->kind, ref->rank, ref->index);
+
+    if (!memory || ref->offset_bytes > memory->bytes || bytes > memory->bytes - ref->offset_bytes)
+        return NULL;
+    return (char *)memory->base + ref->offset_bytes;
+}
+
+void arenas_zero(struct arenas *arenas, enum gw_arena_kind kind, int rank, uint32_t index)
+{
+    const struct device_memory *memory = arenas_get(arenas, kind, rank, index);
+
+    if (memory)
+        arenas->config.ops->zero(arenas->config.device, memory->base, memory->bytes);
+}
+
+uint64_t arenas_total_bytes(const struct arenas *arenas)
+{
+    return arenas->total_bytes;
+}
+
+uint64_t arenas_limit_bytes(const struct arenas *arenas)
+{
+    return arenas->config.limit_bytes;
+}
+
+static int memory_use(enum gw_arena_kind kind)
+{
+    switch (kind) {
+    case GW_ARENA_PARAMS:
+    case GW_ARENA_SHARED_PARAMS:
+        return GW_MEMORY_PARAMS;
+    case GW_ARENA_GRADS:
+    case GW_ARENA_ACC:
+    case GW_ARENA_SHARD_GRADS:
+        return GW_MEMORY_GRADIENTS;
+    case GW_ARENA_RING:
+    case GW_ARENA_OVERFLOW:
+        return GW_MEMORY_BUCKETS;
+    case GW_ARENA_POOL:
+        return GW_MEMORY_GATHERED;
+    case GW_ARENA_ARRAY:
+        return GW_MEMORY_OPTIMIZER;
+    default:
+        return -1;
+    }
+}
+
+static void sum_list(const struct arena_list *list, uint64_t divisor,
+                     uint64_t ret_bytes[GW_MEMORIES])
+{
+    for (uint32_t i = 0; i < list->count; i++) {
+        int use = memory_use((enum gw_arena_kind)(list->items[i].key >> 32));
+        if (use >= 0)
+            ret_bytes[use] += list->items[i].memory->bytes / divisor;
+    }
+}
+
+void arenas_sum(const struct arenas *arenas, uint32_t rank, uint64_t ret_bytes[GW_MEMORIES])
+{
+    memset(ret_bytes, 0, GW_MEMORIES * sizeof(*ret_bytes));
+    sum_list(&arenas->lists[rank], 1, ret_bytes);
+    sum_list(&arenas->lists[arenas->config.world], arenas->config.world, ret_bytes);
+}
+
+/* ---- freeing ------------------------------------------------------------------------------------ */
+
+static void discard(struct arenas *arenas, struct device_memory *memory, uint64_t after_op,
+                    bool counted)
+{
+    struct garbage *garbage = after_op ? malloc(sizeof(*garbage)) : NULL;
+
+    if (garbage) {
+        *garbage = (struct garbage){arenas->garbage, memory, after_op, counted};
+        arenas->garbage = garbage;
+        return;
+    }
+    /* Without memory for the note: keep it forever rather than free it under an op. */
+    if (after_op)
+        return;
+    if (counted)
+        arenas->total_bytes -= memory->mapped_bytes;
+    arenas->config.ops->memory_free(arenas->config.device, memory);
+}
+
+void arenas_discard(struct arenas *arenas, struct device_memory *memory, uint64_t after_op)
+{
+    if (memory)
+        discard(arenas, memory, after_op, false);
+}
+
+void arenas_drop(struct arenas *arenas, enum gw_arena_kind kind, int rank, uint32_t index,
+                 uint64_t after_op)
+{
+    struct arena_list *list = list_of(arenas, rank);
+    struct arena *arena = lookup(arenas, kind, rank, index);
+    uint32_t at;
+
+    if (!arena)
+        return;
+    discard(arenas, arena->memory, after_op, true);
+    at = (uint32_t)(arena - list->items);
+    list->count--;
+    memmove(arena, arena + 1, (list->count - at) * sizeof(*arena));
+}
+
+void arenas_drop_kind(struct arenas *arenas, enum gw_arena_kind kind, int rank,
+                      uint64_t after_op)
+{
+    const struct arena_list *list = list_of(arenas, rank);
+    uint32_t at = find(list, key_of(kind, 0));
+
+    while (at < list->count && list->items[at].key >> 32 == (uint64_t)kind)
+        arenas_drop(arenas, kind, rank, (uint32_t)list->items[at].key, after_op);
+}
+
+void arenas_collect(struct arenas *arenas, uint64_t oldest_op)
+{
+    struct garbage **at = &arenas->garbage;
+
+    while (*at) {
+        struct garbage *garbage = *at;
+        if (garbage->after_op >= oldest_op && oldest_op != UINT64_MAX) {
+            at = &garbage->next;
+            continue;
+        }
+        *at = garbage->next;
+        discard(arenas, garbage->memory, 0, garbage->counted);
+        free(garbage);
+    }
+}

@@ -1,0 +1,160 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Memory of a sealed job: arenas of every rank as the core sizes them, one board per rank, the
+ * layout as a page. Loop thread; runs once per generation, with no op in flight.
+ */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/engine/id.h"
+#include "daemon/engine/job_internal.h"
+
+/* What a re-join must not see of the step that was cut off. */
+static bool transient(enum gw_arena_kind kind)
+{
+    return kind == GW_ARENA_GRADS || kind == GW_ARENA_ACC || kind == GW_ARENA_RING ||
+           kind == GW_ARENA_POOL;
+}
+
+static bool sealed_kind(enum gw_arena_kind kind)
+{
+    return kind != GW_ARENA_NONE && kind != GW_ARENA_OVERFLOW && kind != GW_ARENA_ARRAY &&
+           kind != GW_ARENA_BUFFER;
+}
+
+static int build_arena(struct job *job, enum gw_arena_kind kind, int rank,
+                       char text[GW_TEXT_MAX + 1])
+{
+    uint64_t bytes = core_arena_bytes(job->core, kind, rank);
+    bool kept = false;
+    int r;
+
+    if (bytes == 0)
+        return 0;
+    r = arenas_make(job->arenas, kind, rank, 0, bytes, &kept);
+    if (r < 0)
+        request_memory_text(job, bytes, r, text, GW_TEXT_MAX + 1);
+    else if (kept && transient(kind))
+        arenas_zero(job->arenas, kind, rank, 0);
+    return r;
+}
+
+static int build_arenas(struct job *job, char text[GW_TEXT_MAX + 1])
+{
+    int r = 0;
+
+    for (int rank = -1; r == 0 && rank < (int)job->config.world; rank++) {
+        if (rank >= 0)
+            arenas_drop_kind(job->arenas, GW_ARENA_OVERFLOW, rank, 0);
+        for (int kind = 0; r == 0 && kind < GW_ARENA_KINDS; kind++)
+            if (sealed_kind((enum gw_arena_kind)kind))
+                r = build_arena(job, (enum gw_arena_kind)kind, rank, text);
+    }
+    return r;
+}
+
+static int new_page(struct job *job, const char *name, uint64_t bytes,
+                    struct device_memory **ret_page)
+{
+    return job->config.device_ops->memory_new(job->config.device, DEVICE_MEMORY_PAGE_OUT, name,
+                                              (size_t)bytes, ret_page);
+}
+
+/* Fresh in every generation: clients count from what they find here. */
+static int build_board(struct job *job, uint32_t rank)
+{
+    const struct gw_layout_page *page = layout_page(core_layout(job->core));
+    uint64_t steps = core_steps(job->core);
+    uint64_t bytes = sizeof(struct gw_shm_board) +
+                     ((uint64_t)page->buckets + page->units) * sizeof(struct gw_shm_slot) +
+                     (page->params + 7) / 8;
+    struct device_memory *memory;
+    struct gw_shm_board *board;
+    int r;
+
+    r = new_page(job, "gradwire-board", bytes, &memory);
+    if (r < 0)
+        return r;
+    board = memory->base;
+    board->header = (struct gw_shm_header){GW_SHM_MAGIC, GW_SHM_VERSION, GW_SHM_BOARD,
+                                           (uint32_t)bytes};
+    board->buckets = page->buckets;
+    board->units = page->units;
+    board->params = page->params;
+    atomic_store_explicit(&board->step.value, steps, memory_order_release);
+    atomic_store_explicit(&board->update.value, steps, memory_order_release);
+    job_discard(job, job->boards[rank]);
+    job->boards[rank] = memory;
+    return 0;
+}
+
+static int build_layout_page(struct job *job)
+{
+    const struct gw_layout_page *page = layout_page(core_layout(job->core));
+    struct device_memory *memory;
+    int r;
+
+    r = new_page(job, "gradwire-layout", page->size_bytes, &memory);
+    if (r < 0)
+        return r;
+    memcpy(memory->base, page, page->size_bytes);
+    id_hash(page, page->size_bytes, job->layout_hash);
+    job_discard(job, job->layout_page);
+    job->layout_page = memory;
+    job->layout_bytes = page->size_bytes;
+    return 0;
+}
+
+/* A first seal that failed leaves nothing; the ranks may try again with less. */
+static void drop_all(struct job *job)
+{
+    for (int rank = -1; rank < (int)job->config.world; rank++)
+        for (int kind = 0; kind < GW_ARENA_KINDS; kind++)
+            if (sealed_kind((enum gw_arena_kind)kind) && kind != GW_ARENA_STAGING)
+                arenas_drop_kind(job->arenas, (enum gw_arena_kind)kind, rank, 0);
+}
+
+int build_all(struct job *job, char text[GW_TEXT_MAX + 1])
+{
+    int r;
+
+    text[0] = 0;
+    r = build_arenas(job, text);
+    if (r == 0)
+        r = build_layout_page(job);
+    for (uint32_t rank = 0; r == 0 && rank < job->config.world; rank++)
+        r = build_board(job, rank);
+    if (r < 0) {
+        if (text[0] == 0)
+            request_memory_text(job, GW_PAGE_BYTES, r, text, GW_TEXT_MAX + 1);
+        if (!job->built)
+            drop_all(job);
+        return r;
+    }
+    job->built = true;
+    job->config.fabric_ops->reset(job->fabric);
+    return 0;
+}
+
+void build_free(struct job *job)
+{
+    for (uint32_t rank = 0; rank < job->config.world; rank++) {
+        job_discard(job, job->boards[rank]);
+        job->boards[rank] = NULL;
+    }
+    job_discard(job, job->layout_page);
+    job->layout_page = NULL;
+}
+
+void build_reply_sealed(struct job *job, const struct core_effect *effect)
+{
+    struct wire_msg msg = effect->reply;
+    int fds[2] = {job->layout_page->fd, job->boards[effect->rank]->fd};
+
+    memcpy(msg.u.sealed.layout_hash, job->layout_hash, sizeof(job->layout_hash));
+    msg.u.sealed.layout_bytes = job->layout_bytes;
+    msg.u.sealed.board_bytes = job->boards[effect->rank]->bytes;
+    job_reply(job, effect->rank, &msg, fds, 2);
+}

@@ -1,0 +1,331 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The engine's life: loop, device, the job's callbacks, linger, the end. Loop thread; completions
+ * reach it from stream threads through one uv_async.
+ */
+#include "daemon/engine/engine.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "daemon/base/error.h"
+#include "daemon/base/escape.h"
+#include "daemon/engine/log.h"
+
+/* ---- the job's callbacks ------------------------------------------------------------------------- */
+
+static void on_reply(void *user, uint32_t rank, bool joiner, const struct wire_msg *msg,
+                     const int *fds, unsigned fd_count)
+{
+    struct engine *engine = user;
+
+    if (joiner && engine->joiner)
+        join_reply(engine->joiner, rank, msg);
+    else if (!joiner && engine->ranks[rank])
+        session_send(engine->ranks[rank], msg, fds, fd_count);
+}
+
+static void on_drop(void *user, uint32_t rank, int code, const char *text)
+{
+    struct engine *engine = user;
+    struct session *session = engine->ranks[rank];
+
+    if (!session)
+        return;
+    log_line("rank %u (%s, pid %d) is sent away: %s", rank, session->client, (int)session->pid,
+             text);
+    session_doom(session, code, "%s", text);
+    session_unbind(session);
+}
+
+static void on_failed(void *user, uint32_t rank, int code, const char *text)
+{
+    struct engine *engine = user;
+
+    (void)rank;
+    log_line("%s: %s", gw_base_error_name(code), text);
+    snprintf(engine->wait, sizeof(engine->wait), "%s", text);
+}
+
+static void on_report(void *user, const char *text)
+{
+    struct engine *engine = user;
+
+    log_line("%s", *text ? text : "the wait is over");
+    snprintf(engine->wait, sizeof(engine->wait), "%s", text);
+}
+
+static void on_end(void *user)
+{
+    struct engine *engine = user;
+
+    /* Not here: the job is on the stack. */
+    engine->end_soon = true;
+}
+
+struct job_callbacks engine_callbacks(struct engine *engine)
+{
+    return (struct job_callbacks){on_reply, on_drop, on_failed, on_report, on_end, engine};
+}
+
+/* ---- events --------------------------------------------------------------------------------------- */
+
+static void on_wake(void *user)
+{
+    struct engine *engine = user;
+
+    (void)uv_async_send(&engine->completed); /* a stream's thread */
+}
+
+static void on_completed(uv_async_t *async)
+{
+    struct engine *engine = async->data;
+
+    if (!engine->job || engine->ending)
+        return;
+    engine_fault(engine, job_completions(engine->job, now_ns()));
+    engine_after(engine);
+}
+
+static void on_deadline(void *owner)
+{
+    struct engine *engine = owner;
+
+    if (!engine->job || engine->ending)
+        return;
+    engine_fault(engine, job_tick(engine->job, now_ns()));
+    engine_after(engine);
+}
+
+static void on_linger(void *owner)
+{
+    struct engine *engine = owner;
+
+    log_line("no client: ending");
+    engine_stop(engine, GW_E_ENGINE_LOST, "the job has ended");
+}
+
+static void on_signal(uv_signal_t *handle, int number)
+{
+    struct engine *engine = handle->data;
+
+    log_line("signal %d: ending", number);
+    engine_stop(engine, GW_E_ENGINE_LOST, "the job's engine was told to end by a signal");
+}
+
+void engine_fault(struct engine *engine, int r)
+{
+    if (r < 0 && engine->fault == 0)
+        engine->fault = r;
+}
+
+static void stop_by_fault(struct engine *engine)
+{
+    char text[GW_TEXT_MAX + 1];
+
+    engine->exit_code = 1;
+    snprintf(text, sizeof(text), "the engine cannot go on (%s): %s",
+             gw_base_error_name(engine->fault), gw_base_error_message(engine->fault));
+    log_line("%s", text);
+    engine_stop(engine, engine->fault == GW_E_NOMEM ? GW_E_NOMEM : GW_E_INTERNAL, text);
+}
+
+static void arm_deadline(struct engine *engine)
+{
+    uint64_t due = job_deadline_ns(engine->job), now = now_ns();
+
+    if (due == UINT64_MAX)
+        alarm_clear(engine->deadline);
+    else
+        alarm_set(engine->deadline, due > now ? due - now : 0);
+}
+
+void engine_after(struct engine *engine)
+{
+    if (!engine->ending)
+        session_reap(engine);
+    if (engine->ending)
+        return;
+    if (engine->fault) {
+        stop_by_fault(engine);
+    } else if (engine->end_soon) {
+        engine_stop(engine, GW_E_ENGINE_LOST, "the job has ended: not all ranks came back");
+    } else if (engine->job) {
+        arm_deadline(engine);
+        stats_touch(engine);
+    }
+}
+
+void engine_check_linger(struct engine *engine)
+{
+    if (engine->session_count > 0)
+        alarm_clear(engine->linger);
+    else if (!engine->job || engine->linger_ns == 0)
+        engine_stop(engine, GW_E_ENGINE_LOST, "the job has ended");
+    else
+        alarm_set(engine->linger, engine->linger_ns);
+}
+
+/* ---- the end -------------------------------------------------------------------------------------- */
+
+/* Best effort: where the runtime directory is root's, gradwired does it. The socket's own name leads
+ * there; gradwired renames the entry to the tag once it knows it. */
+static void remove_entry(struct engine *engine)
+{
+    static const char *const files[] = {"sock", "lock", ""};
+    struct sockaddr_un address = {.sun_family = AF_UNSPEC};
+    socklen_t bytes = sizeof(address);
+    char path[sizeof(address.sun_path) + 40];
+    char *slash;
+
+    if (!engine->listener || getsockname(watch_fd(engine->listener), (struct sockaddr *)&address,
+                                         &bytes) < 0 ||
+        address.sun_family != AF_UNIX || address.sun_path[0] != '/')
+        return;
+    address.sun_path[sizeof(address.sun_path) - 1] = 0;
+    slash = strrchr(address.sun_path, '/');
+    *slash = 0; /* the entry's first name */
+    for (int old = 0; old < 2; old++) {
+        for (size_t i = 0; i < sizeof(files) / sizeof(files[0]); i++) {
+            if (old)
+                snprintf(path, sizeof(path), "%s/%s", address.sun_path, files[i]);
+            else
+                snprintf(path, sizeof(path), "%.*s/%s/%s",
+                         (int)(strrchr(address.sun_path, '/') - address.sun_path),
+                         address.sun_path, engine->tag, files[i]);
+            (void)(*files[i] ? unlink(path) : rmdir(path));
+        }
+    }
+}
+
+void engine_stop(struct engine *engine, int code, const char *text)
+{
+    struct session *session, *next;
+
+    if (engine->ending)
+        return;
+    engine->ending = true;
+    if (engine->job)
+        job_fail_all(engine->job, UINT32_MAX, code, text);
+    for (session = TAILQ_FIRST(&engine->sessions); session; session = next) {
+        next = TAILQ_NEXT(session, link);
+        session_doom(session, code, "%s", text);
+        session_close(session, text);
+    }
+    remove_entry(engine);
+    uv_stop(engine->loop);
+}
+
+static void close_handle(uv_handle_t *handle, void *arg)
+{
+    (void)arg;
+    if (!uv_is_closing(handle))
+        uv_close(handle, NULL);
+}
+
+struct engine *engine_free(struct engine *engine)
+{
+    if (!engine)
+        return NULL;
+    engine->job = job_free(engine->job);
+    if (engine->device)
+        engine->device_ops->device_free(engine->device);
+    if (engine->loop) {
+        channel_end(engine);
+        stats_end(engine);
+        alarm_free(engine->deadline);
+        alarm_free(engine->linger);
+        uv_walk(engine->loop, close_handle, NULL);
+        (void)uv_run(engine->loop, UV_RUN_DEFAULT);
+        int r = uv_loop_close(engine->loop);
+        assert(r == 0);
+        (void)r;
+        free(engine->loop);
+    }
+    fd_close(&engine->options.channel_fd);
+    fd_close(&engine->options.listen_fd);
+    fd_close(&engine->options.stats_fd);
+    fd_close(&engine->options.lock_fd); /* last: whoever takes the lock finds us gone */
+    id_free(engine->id);
+    free(engine);
+    return NULL;
+}
+
+/* ---- start ---------------------------------------------------------------------------------------- */
+
+static int start_loop(struct engine *engine)
+{
+    static const int numbers[2] = {SIGTERM, SIGINT};
+    int r;
+
+    engine->loop = calloc(1, sizeof(*engine->loop));
+    if (!engine->loop)
+        return GW_E_NOMEM;
+    if (uv_loop_init(engine->loop) < 0) {
+        free(engine->loop);
+        engine->loop = NULL;
+        return GW_E_NOMEM;
+    }
+    engine->completed.data = engine;
+    if (uv_async_init(engine->loop, &engine->completed, on_completed) < 0)
+        return GW_E_IO;
+    for (int i = 0; i < 2; i++) {
+        engine->signals[i].data = engine;
+        if (uv_signal_init(engine->loop, &engine->signals[i]) < 0 ||
+            uv_signal_start(&engine->signals[i], on_signal, numbers[i]) < 0)
+            return GW_E_IO;
+    }
+    r = alarm_new(engine->loop, on_deadline, engine, &engine->deadline);
+    if (r == 0)
+        r = alarm_new(engine->loop, on_linger, engine, &engine->linger);
+    return r;
+}
+
+int engine_new(const struct engine_options *options, struct engine **ret_engine)
+{
+    struct engine *engine = calloc(1, sizeof(*engine));
+    int r;
+
+    if (!engine)
+        return GW_E_NOMEM;
+    engine->options = *options;
+    engine->linger_ns = options->linger_ns;
+    engine->started_ns = now_ns();
+    TAILQ_INIT(&engine->sessions);
+    engine->device_ops = &device_host;
+    r = id_new(&engine->id);
+    if (r == 0) {
+        tag_to_hex(engine->id->tag, engine->tag);
+        log_set_tag(engine->tag);
+        r = start_loop(engine);
+    }
+    if (r == 0)
+        r = engine->device_ops->device_new(&(struct device_config){on_wake, engine},
+                                           &engine->device);
+    if (r == 0)
+        r = stats_start(engine);
+    if (r == 0)
+        r = channel_start(engine);
+    if (r < 0) {
+        engine_free(engine);
+        return r;
+    }
+    /* A client is on its way: it must come. */
+    alarm_set(engine->linger, ENGINE_FIRST_NS);
+    *ret_engine = engine;
+    return 0;
+}
+
+int engine_run(struct engine *engine)
+{
+    if (!engine->ending)
+        (void)uv_run(engine->loop, UV_RUN_DEFAULT);
+    return engine->exit_code;
+}

@@ -1,0 +1,161 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * gradwire-engine: one job's process, and what its parts ask of each other. Loop thread only.
+ *
+ *   main.c      options, descriptors, exit code
+ *   engine.c    life: loop, linger, the job's callbacks, the end
+ *   channel.c   to gradwired: hand-overs, stop; survives gradwired
+ *   session.c   one per client: pages, packets, death
+ *   outbox.c    a client's replies: bounded, with their descriptors
+ *   join.c      HELLO, JOB_CREATE, JOIN: who may take part
+ *   stats.c     the statistics page
+ *   job.c ...   the job itself (job.h): knows ranks, not sockets
+ *
+ *   session  NEW --JOINED--> JOINED --LEAVE--> LEFT
+ *            any --socket or process ends, protocol broken, dropped--> closed
+ */
+#ifndef GW_ENGINE_ENGINE_H
+#define GW_ENGINE_ENGINE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/queue.h>
+#include <sys/types.h>
+#include <uv.h>
+
+#include "daemon/base/tag.h"
+#include "daemon/engine/id.h"
+#include "daemon/engine/job.h"
+#include "daemon/engine/outbox.h"
+#include "daemon/supervisor/handles.h"
+#include "daemon/supervisor/packet.h"
+#include "proto/shm.h"
+#include "proto/wire.h"
+
+#define ENGINE_FIRST_NS 30000000000ull /* a client must come by then, or join by then */
+#define ENGINE_SESSIONS_MAX (2u * GW_RANKS_MAX + 32u)
+#define ENGINE_PACKETS_PER_TURN 64u /* of one client, then others have their turn */
+#define ENGINE_STATS_NS 50000000ull
+
+struct engine_options {
+    int channel_fd, listen_fd, lock_fd, stats_fd; /* -1: none */
+    uid_t owner_uid;
+    uint64_t linger_ns;
+    uint64_t memory_max_bytes;
+    uint64_t drop_edges;
+};
+
+struct session;
+TAILQ_HEAD(session_list, session);
+
+struct engine {
+    struct engine_options options;
+    uv_loop_t *loop;
+    const struct device_ops *device_ops;
+    struct device *device;
+    struct id *id;
+    char tag[TAG_HEX_BYTES];
+    struct job *job; /* NULL before JOB_CREATE */
+    char name[GW_LABEL_MAX + 1];
+    struct session_list sessions;
+    unsigned session_count;
+    struct session *ranks[GW_RANKS_MAX]; /* who holds the rank */
+    struct session *joiner;              /* while the core handles its JOIN */
+    uint64_t linger_ns;
+    bool end_soon; /* the core said END */
+    int fault;
+    bool ending;
+    int exit_code;
+
+    uv_async_t completed;
+    uv_signal_t signals[2];
+    struct alarm *deadline; /* the core's */
+    struct alarm *linger;
+    struct alarm *stats_due;
+
+    struct watch *channel;
+    struct watch *listener;
+
+    struct gw_stats_page *stats;
+    uint64_t started_ns, stats_ns;
+    char wait[GW_TEXT_MAX + 1];
+
+    struct packet packet; /* for whoever receives; never kept across callbacks */
+};
+
+/* ---- engine.c ---- */
+
+int engine_new(const struct engine_options *options, struct engine **ret_engine);
+struct engine *engine_free(struct engine *engine);
+int engine_run(struct engine *engine);
+/* What a job_* call returned: < 0 ends the engine, at the next engine_after. */
+void engine_fault(struct engine *engine, int r);
+/* At the end of each callback that called the job: its faults, clients it sent away, its deadline. */
+void engine_after(struct engine *engine);
+/* Clients are told, then everything ends. */
+void engine_stop(struct engine *engine, int code, const char *text);
+/* The last client has gone, or the first has come. */
+void engine_check_linger(struct engine *engine);
+struct job_callbacks engine_callbacks(struct engine *engine);
+
+/* ---- channel.c ---- */
+
+int channel_start(struct engine *engine);
+void channel_end(struct engine *engine);
+
+/* ---- session.c ---- */
+
+enum session_state { SESSION_NEW, SESSION_JOINED, SESSION_LEFT };
+
+struct session {
+    TAILQ_ENTRY(session) link;
+    struct engine *engine;
+    enum session_state state;
+    uint32_t rank; /* JOINED */
+    struct watch *socket;
+    struct watch *doorbell;
+    struct watch *process; /* pidfd; NULL: end of file is all we will see */
+    struct alarm *alarm;   /* NEW: must have joined by then */
+    struct device_memory *client_page, *engine_page;
+    struct outbox outbox;
+    bool busy;   /* on the stack: freed when it returns */
+    bool doomed; /* to be closed at the next engine_after, or when it returns */
+    bool closed;
+    char doom[GW_TEXT_MAX + 1];
+    int doom_code;
+    pid_t pid;
+    char client[GW_LABEL_MAX * 6 + 1]; /* escaped */
+};
+
+/* Takes fd over. hello: the client's first packet, as gradwired got it. */
+void session_start(struct engine *engine, int fd, const uint8_t *hello, size_t hello_bytes);
+/* Queues a message; a client that does not read its replies is doomed. */
+void session_send(struct session *session, const struct wire_msg *msg, const int *fds,
+                  unsigned fd_count);
+void session_send_done(struct session *session, uint32_t request, int code, const char *format,
+                       ...) __attribute__((format(printf, 4, 5)));
+/* Closed soon, with CLOSE{code, text} first; safe inside job callbacks. */
+void session_doom(struct session *session, int code, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+/* The rank is no longer this session's; nobody is told. */
+void session_unbind(struct session *session);
+/* Closes at once: the job hears of it if a rank was held. */
+void session_close(struct session *session, const char *how);
+void session_reap(struct engine *engine);
+
+/* ---- join.c ---- */
+
+/* The first messages of a client. */
+void join_create(struct session *session, const struct wire_msg *msg);
+void join_join(struct session *session, const struct wire_msg *msg);
+/* The core's answer to a JOIN. */
+void join_reply(struct session *session, uint32_t rank, const struct wire_msg *msg);
+
+/* ---- stats.c ---- */
+
+int stats_start(struct engine *engine);
+void stats_end(struct engine *engine);
+/* Something changed: the page follows within ENGINE_STATS_NS. */
+void stats_touch(struct engine *engine);
+
+#endif

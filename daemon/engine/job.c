@@ -1,0 +1,371 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A job's pump: events into the core, effects out of it, completions back. Loop thread. Must not
+ * decide anything; what an effect means is said in daemon/core/core.h.
+ */
+#include "daemon/engine/job.h"
+
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/base/text.h"
+#include "daemon/device/ring.h"
+#include "daemon/engine/job_internal.h"
+
+int job_new(const struct job_config *config, struct job **ret_job)
+{
+    struct job *job = calloc(1, sizeof(*job));
+    int r;
+
+    if (!job)
+        return GW_E_NOMEM;
+    job->config = *config;
+    r = core_new(&(struct core_config){.world = config->world,
+                                       .join_timeout_ns = config->join_timeout_ns,
+                                       .op_timeout_ns = config->op_timeout_ns,
+                                       .drop_edges = config->drop_edges},
+                 &job->core);
+    if (r == 0)
+        r = arenas_new(&(struct arenas_config){config->device_ops, config->device, config->world,
+                                               config->memory_max_bytes},
+                       &job->arenas);
+    if (r == 0)
+        r = config->fabric_ops->fabric_new(
+            &(struct fabric_config){config->device_ops, config->device, config->world,
+                                    config->link_bytes_per_s},
+            &job->fabric);
+    if (r == 0)
+        r = launch_new(job);
+    if (r < 0) {
+        job_free(job);
+        return r;
+    }
+    *ret_job = job;
+    return 0;
+}
+
+/* ---- replies ------------------------------------------------------------------------------------ */
+
+void job_reply(struct job *job, uint32_t rank, const struct wire_msg *msg, const int *fds,
+               unsigned fd_count)
+{
+    job->config.callbacks.reply(job->config.callbacks.user, rank, false, msg, fds, fd_count);
+}
+
+void job_reply_done(struct job *job, uint32_t rank, uint32_t request, int code,
+                    const char *format, ...)
+{
+    struct wire_msg msg = {.type = WIRE_DONE, .request = request};
+    struct text text = TEXT(msg.u.done.text);
+    va_list arguments;
+
+    msg.u.done.code = code;
+    va_start(arguments, format);
+    text_addv(&text, format, arguments);
+    va_end(arguments);
+    job_reply(job, rank, &msg, NULL, 0);
+}
+
+/* ---- ops under way ------------------------------------------------------------------------------- */
+
+static int unfinished_add(struct job *job, uint64_t op)
+{
+    if (job->unfinished_count == job->unfinished_room) {
+        uint32_t room = job->unfinished_room ? job->unfinished_room * 2 : 64;
+        uint64_t *grown = realloc(job->unfinished, room * sizeof(*grown));
+        if (!grown)
+            return GW_E_NOMEM;
+        job->unfinished = grown;
+        job->unfinished_room = room;
+    }
+    job->unfinished[job->unfinished_count++] = op;
+    job->last_op = op;
+    return 0;
+}
+
+static void unfinished_remove(struct job *job, uint64_t op)
+{
+    for (uint32_t i = 0; i < job->unfinished_count; i++) {
+        if (job->unfinished[i] != op)
+            continue;
+        job->unfinished_count--;
+        memmove(&job->unfinished[i], &job->unfinished[i + 1],
+                (job->unfinished_count - i) * sizeof(job->unfinished[0]));
+        return;
+    }
+}
+
+/* 0 when none is under way: then things may be freed at once. */
+static uint64_t last_unfinished(const struct job *job)
+{
+    return job->unfinished_count ? job->last_op : 0;
+}
+
+static void collect(struct job *job)
+{
+    arenas_collect(job->arenas, job->unfinished_count ? job->unfinished[0] : UINT64_MAX);
+}
+
+/* Before another generation's ops: none of the last one's is left, on any stream. */
+static void settle(struct job *job)
+{
+    const struct device_ops *ops = job->config.device_ops;
+    struct device_done done;
+
+    ops->abort(job->config.device, DEVICE_ALL_RANKS);
+    ops->drain(job->config.device);
+    while (ops->take_done(job->config.device, &done))
+        ;
+    job->unfinished_count = 0;
+    collect(job);
+    ops->resume(job->config.device);
+    job->failed = false;
+}
+
+struct job *job_free(struct job *job)
+{
+    if (!job)
+        return NULL;
+    if (job->arenas) {
+        settle(job);
+        build_free(job);
+    }
+    if (job->fabric)
+        job->config.fabric_ops->fabric_free(job->fabric);
+    arenas_free(job->arenas);
+    core_free(job->core);
+    launch_free(job);
+    free(job->unfinished);
+    free(job);
+    return NULL;
+}
+
+/* ---- effects ------------------------------------------------------------------------------------- */
+
+static void write_failure(const struct job_port *port, uint32_t rank, int code, const char *text)
+{
+    if (!port->engine || atomic_load_explicit(&port->engine->error, memory_order_relaxed) != 0)
+        return;
+    port->engine->failure.rank = rank;
+    memcpy(port->engine->failure.text, text, strnlen(text, GW_TEXT_MAX));
+    atomic_store_explicit(&port->engine->error, code, memory_order_release);
+    device_ring(port->engine, port->client);
+}
+
+void job_fail_all(struct job *job, uint32_t rank, int code, const char *text)
+{
+    /* First the streams: what has not been told done by now never will be. */
+    job->config.device_ops->abort(job->config.device, DEVICE_ALL_RANKS);
+    for (uint32_t i = 0; i < job->config.world; i++)
+        write_failure(&job->ports[i], rank, code, text);
+}
+
+static void effect_fail(struct job *job, const struct core_effect *effect)
+{
+    job_fail_all(job, effect->rank, effect->code, effect->text);
+    job->failed = true;
+    job->fail_code = effect->code;
+    memcpy(job->fail_text, effect->text, sizeof(job->fail_text));
+    job->config.callbacks.failed(job->config.callbacks.user, effect->rank, effect->code,
+                                 effect->text);
+}
+
+static void effect_reply(struct job *job, const struct core_effect *effect)
+{
+    const struct wire_msg *reply = &effect->reply;
+    const struct wire_msg *request = job->request;
+
+    if (effect->index == 1) {
+        if (reply->type == WIRE_JOINED && reply->u.joined.generation != job->generation) {
+            settle(job);
+            job->generation = reply->u.joined.generation;
+        }
+        job->config.callbacks.reply(job->config.callbacks.user, effect->rank, true, reply, NULL,
+                                    0);
+        return;
+    }
+    if (reply->type == WIRE_SEALED) {
+        build_reply_sealed(job, effect);
+        return;
+    }
+    /* The core has agreed to free a buffer: no op it knows of uses it. */
+    if (reply->type == WIRE_DONE && reply->u.done.code == 0 && request &&
+        request->type == WIRE_BUFFER_FREE && effect->rank == job->request_rank &&
+        reply->request == request->request)
+        arenas_drop(job->arenas, GW_ARENA_BUFFER, (int)effect->rank,
+                    request->u.buffer_free.buffer, last_unfinished(job));
+    job_reply(job, effect->rank, reply, NULL, 0);
+}
+
+static int effect_build(struct job *job, uint64_t now_ns)
+{
+    char text[GW_TEXT_MAX + 1];
+    int code = build_all(job, text);
+
+    return core_handle(job->core, now_ns, &(struct core_event){.kind = CORE_EV_BUILT, .code = code,
+                                                               .text = text});
+}
+
+static int effect_overflow(struct job *job, uint64_t now_ns, const struct core_effect *effect)
+{
+    uint64_t bytes = layout_page(core_layout(job->core))->max_bucket_numel * sizeof(float);
+    bool kept;
+    int code = arenas_make(job->arenas, GW_ARENA_OVERFLOW, (int)effect->rank, effect->index, bytes,
+                           &kept);
+
+    return core_handle(job->core, now_ns, &(struct core_event){.kind = CORE_EV_OVERFLOW,
+                                                               .rank = effect->rank, .code = code,
+                                                               .index = effect->index});
+}
+
+static int effect_launch(struct job *job, const struct core_op *op)
+{
+    int r = launch_op(job, op);
+
+    return r < 0 ? r : unfinished_add(job, op->id);
+}
+
+static int execute(struct job *job, uint64_t now_ns, struct core_effect *effect)
+{
+    const struct job_callbacks *callbacks = &job->config.callbacks;
+
+    switch (effect->kind) {
+    case CORE_EFF_REPLY:
+        effect_reply(job, effect);
+        return 0;
+    case CORE_EFF_LAUNCH:
+        return effect_launch(job, &effect->op);
+    case CORE_EFF_SIGNAL:
+        return launch_signal(job, &effect->signal, effect->after_op);
+    case CORE_EFF_BUILD:
+        return effect_build(job, now_ns);
+    case CORE_EFF_OVERFLOW:
+        return effect_overflow(job, now_ns, effect);
+    case CORE_EFF_FAIL:
+        effect_fail(job, effect);
+        return 0;
+    case CORE_EFF_DROP:
+        callbacks->drop(callbacks->user, effect->rank, effect->code, effect->text);
+        return 0;
+    case CORE_EFF_PARAM_IO:
+        request_param_io(job, effect);
+        return 0;
+    case CORE_EFF_REPORT:
+        callbacks->report(callbacks->user, effect->text);
+        return 0;
+    case CORE_EFF_END:
+        callbacks->end(callbacks->user);
+        return 0;
+    }
+    return GW_E_INTERNAL;
+}
+
+static int drain_effects(struct job *job, uint64_t now_ns)
+{
+    struct core_effect effect;
+    int r = 0;
+
+    while (r == 0 && core_next_effect(job->core, &effect))
+        r = execute(job, now_ns, &effect);
+    return r;
+}
+
+static int handle(struct job *job, uint64_t now_ns, const struct core_event *event)
+{
+    int r = core_handle(job->core, now_ns, event);
+
+    return r < 0 ? r : drain_effects(job, now_ns);
+}
+
+/* ---- events -------------------------------------------------------------------------------------- */
+
+int job_join(struct job *job, uint64_t now_ns, uint32_t rank, uint32_t world, uint32_t request)
+{
+    return handle(job, now_ns, &(struct core_event){.kind = CORE_EV_JOIN, .rank = rank,
+                                                    .world = world, .request = request});
+}
+
+void job_attach(struct job *job, uint32_t rank, const struct job_port *port)
+{
+    job->ports[rank] = *port;
+}
+
+void job_detach(struct job *job, uint32_t rank)
+{
+    job->ports[rank] = (struct job_port){NULL, NULL};
+    arenas_drop_kind(job->arenas, GW_ARENA_BUFFER, (int)rank, last_unfinished(job));
+}
+
+void job_discard(struct job *job, struct device_memory *memory)
+{
+    arenas_discard(job->arenas, memory, last_unfinished(job));
+}
+
+int job_lost(struct job *job, uint64_t now_ns, uint32_t rank, const char *how)
+{
+    return handle(job, now_ns,
+                  &(struct core_event){.kind = CORE_EV_LOST, .rank = rank, .text = how});
+}
+
+int job_request(struct job *job, uint64_t now_ns, uint32_t rank, const struct wire_msg *msg)
+{
+    int r;
+
+    if (request_own(job, now_ns, rank, msg, &r))
+        return r < 0 ? r : drain_effects(job, now_ns);
+    job->request_rank = rank;
+    job->request = msg;
+    r = handle(job, now_ns, &(struct core_event){.kind = CORE_EV_REQUEST, .rank = rank,
+                                                 .request = msg->request, .msg = msg});
+    job->request = NULL;
+    return r;
+}
+
+int job_completions(struct job *job, uint64_t now_ns)
+{
+    struct device_done done;
+    int r = 0;
+
+    while (r == 0 && job->config.device_ops->take_done(job->config.device, &done)) {
+        unfinished_remove(job, done.op);
+        if (!done.failed)
+            r = handle(job, now_ns, &(struct core_event){.kind = CORE_EV_OP_DONE, .op = done.op,
+                                                         .started_ns = done.started_ns,
+                                                         .done_ns = done.done_ns});
+    }
+    collect(job);
+    return r;
+}
+
+int job_tick(struct job *job, uint64_t now_ns)
+{
+    return handle(job, now_ns, &(struct core_event){.kind = CORE_EV_TICK});
+}
+
+uint64_t job_deadline_ns(const struct job *job)
+{
+    return core_deadline_ns(job->core);
+}
+
+/* ---- figures ------------------------------------------------------------------------------------- */
+
+const struct core *job_core(const struct job *job)
+{
+    return job->core;
+}
+
+uint32_t job_world(const struct job *job)
+{
+    return job->config.world;
+}
+
+uint64_t job_memory_bytes(const struct job *job)
+{
+    return arenas_total_bytes(job->arenas);
+}
+
+void job_counters(const struct job *job, uint32_t rank, struct gw_counters ret_kinds[GW_KINDS])
+{
+    job->config.fabric_ops->counters(job->fabric, rank, ret_kinds);
+}

@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * One job: feeds the core and carries out its effects on a device and a fabric. Loop thread only.
+ *
+ * Knows ranks, not connections: whoever owns those (session.c; a test) attaches a rank's two shared
+ * pages when it has joined, hands requests in, and gets replies by callback. Owns the core, the
+ * fabric and the job's memory; not the device, nor the pages.
+ */
+#ifndef GW_ENGINE_JOB_H
+#define GW_ENGINE_JOB_H
+
+#include <stdbool.h>
+
+#include "daemon/core/core.h"
+#include "daemon/device/device.h"
+#include "daemon/fabric/fabric.h"
+
+struct job;
+
+/* Called inside job_* calls; may call back job_attach, job_detach and job_discard alone. */
+struct job_callbacks {
+    /* The descriptors stay the job's. joiner: for the connection that asked to join, whoever holds
+     * the rank. */
+    void (*reply)(void *user, uint32_t rank, bool joiner, const struct wire_msg *msg,
+                  const int *fds, unsigned fd_count);
+    /* Close this rank's connection; it is no longer part of the job. */
+    void (*drop)(void *user, uint32_t rank, int code, const char *text);
+    void (*failed)(void *user, uint32_t rank, int code, const char *text); /* for the log */
+    void (*report)(void *user, const char *text); /* a stall; "": over */
+    void (*end)(void *user); /* the job will not form again */
+    void *user;
+};
+
+struct job_config {
+    const struct device_ops *device_ops;
+    struct device *device;
+    const struct fabric_ops *fabric_ops;
+    uint32_t world;
+    uint64_t join_timeout_ns, op_timeout_ns;
+    uint64_t link_bytes_per_s; /* 0: no simulated link */
+    uint64_t memory_max_bytes; /* 0: no limit */
+    uint64_t drop_edges;
+    struct job_callbacks callbacks;
+};
+
+struct job_port {
+    struct gw_engine_page *engine;
+    const struct gw_client_page *client;
+};
+
+/* All calls below that return int: 0, or < 0: the engine cannot go on and must end. */
+int job_new(const struct job_config *config, struct job **ret_job);
+/* Ends what the device still runs; the device itself stays. */
+struct job *job_free(struct job *job);
+
+int job_join(struct job *job, uint64_t now_ns, uint32_t rank, uint32_t world, uint32_t request);
+/* After the reply JOINED: signals for the rank go to these pages. */
+void job_attach(struct job *job, uint32_t rank, const struct job_port *port);
+/* The rank's connection is gone: its pages are not touched any more by ops launched from now on.
+ * Its registered buffers are freed once no op uses them. */
+void job_detach(struct job *job, uint32_t rank);
+/* Frees a page when no op launched so far can raise anything in it any more. */
+void job_discard(struct job *job, struct device_memory *memory);
+int job_lost(struct job *job, uint64_t now_ns, uint32_t rank, const char *how);
+int job_request(struct job *job, uint64_t now_ns, uint32_t rank, const struct wire_msg *msg);
+/* After device_config.wake. */
+int job_completions(struct job *job, uint64_t now_ns);
+int job_tick(struct job *job, uint64_t now_ns);
+uint64_t job_deadline_ns(const struct job *job); /* UINT64_MAX: none */
+
+/* Tells every attached rank that the job is over, through its pages. */
+void job_fail_all(struct job *job, uint32_t rank, int code, const char *text);
+
+const struct core *job_core(const struct job *job);
+uint32_t job_world(const struct job *job);
+uint64_t job_memory_bytes(const struct job *job);
+void job_counters(const struct job *job, uint32_t rank, struct gw_counters ret_kinds[GW_KINDS]);
+
+#endif

@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What job.c, build.c, launch.c and requests.c share: the one struct of a job. Loop thread. */
+#ifndef GW_ENGINE_JOB_INTERNAL_H
+#define GW_ENGINE_JOB_INTERNAL_H
+
+#include "daemon/engine/arenas.h"
+#include "daemon/engine/job.h"
+
+struct job {
+    struct job_config config;
+    struct core *core;
+    struct fabric *fabric;
+    struct arenas *arenas;
+    struct job_port ports[GW_RANKS_MAX]; /* engine NULL: nobody attached */
+
+    /* build.c */
+    struct device_memory *boards[GW_RANKS_MAX];
+    struct device_memory *layout_page;
+    uint64_t layout_bytes;
+    uint8_t layout_hash[32];
+    bool built; /* once: arenas hold shards that survive */
+
+    /* job.c: ops launched and not yet told done, ascending */
+    uint64_t *unfinished;
+    uint32_t unfinished_count, unfinished_room;
+    uint64_t last_op;
+    uint32_t generation; /* whose ops the device runs */
+    bool failed;         /* this generation has */
+    int fail_code;
+    char fail_text[GW_TEXT_MAX + 1];
+
+    /* The request that the core is handling: its reply may need what the request said. */
+    uint32_t request_rank;
+    const struct wire_msg *request;
+
+    /* launch.c: scratch of one launch */
+    struct scratch {
+        const float **in;
+        float **out;
+        struct fabric_segment *segments;
+        struct device_wait *waits;
+        struct device_signal *signals;
+        struct gw_shm_board *boards[GW_RANKS_MAX];
+        uint32_t segments_room, waits_room, signals_room;
+    } scratch;
+};
+
+/* job.c */
+void job_reply(struct job *job, uint32_t rank, const struct wire_msg *msg, const int *fds,
+               unsigned fd_count);
+void job_reply_done(struct job *job, uint32_t rank, uint32_t request, int code,
+                    const char *format, ...) __attribute__((format(printf, 5, 6)));
+
+/* build.c: 0, or why not, with text. */
+int build_all(struct job *job, char text[GW_TEXT_MAX + 1]);
+void build_free(struct job *job);
+/* Adds hash, sizes and descriptors. */
+void build_reply_sealed(struct job *job, const struct core_effect *effect);
+
+/* launch.c */
+int launch_op(struct job *job, const struct core_op *op);
+int launch_signal(struct job *job, const struct core_signal *signal, uint64_t after_op);
+int launch_new(struct job *job);
+void launch_free(struct job *job);
+
+/* requests.c: false: the core's to handle. *ret_r: as job_request. */
+bool request_own(struct job *job, uint64_t now_ns, uint32_t rank, const struct wire_msg *msg,
+                 int *ret_r);
+void request_param_io(struct job *job, struct core_effect *effect);
+/* "12345678 bytes cannot be had: ..." */
+void request_memory_text(const struct job *job, uint64_t bytes, int code, char *text,
+                         size_t text_bytes);
+
+#endif

@@ -1,0 +1,286 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * From the core's references to pointers: an op is resolved and handed to the fabric, a signal to
+ * the device. Loop thread. Every reference is checked against the arena it points into; one that
+ * does not fit is a fault of the core, never of a client, and ends the engine.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/engine/job_internal.h"
+#include "daemon/engine/log.h"
+
+int launch_new(struct job *job)
+{
+    struct scratch *scratch = &job->scratch;
+
+    scratch->in = calloc(GW_RANKS_MAX, sizeof(*scratch->in));
+    scratch->out = calloc(GW_RANKS_MAX, sizeof(*scratch->out));
+    return scratch->in && scratch->out ? 0 : GW_E_NOMEM;
+}
+
+void launch_free(struct job *job)
+{
+    free(job->scratch.in);
+    free(job->scratch.out);
+    free(job->scratch.segments);
+    free(job->scratch.waits);
+    free(job->scratch.signals);
+}
+
+/* Room for count items of `size` bytes; NULL: no memory (the old block stays). */
+static void *room(void *block, uint32_t *room_count, uint32_t count, size_t size)
+{
+    uint32_t wanted = *room_count ? *room_count : 16;
+    void *grown;
+
+    if (count <= *room_count)
+        return block;
+    while (wanted < count)
+        wanted *= 2;
+    grown = realloc(block, wanted * size);
+    if (grown)
+        *room_count = wanted;
+    return grown;
+}
+
+/* ---- signals and waits -------------------------------------------------------------------------- */
+
+static struct gw_shm_slot *slot_of(struct job *job, uint32_t rank, uint32_t timeline)
+{
+    struct gw_shm_board *board = job->boards[rank] ? job->boards[rank]->base : NULL;
+    uint32_t index = GW_TIMELINE_INDEX(timeline);
+
+    if (GW_TIMELINE_CLASS(timeline) == GW_TL_OP)
+        return &job->ports[rank].engine->op[index % GW_OPS_IN_FLIGHT];
+    if (!board)
+        return NULL;
+    switch (GW_TIMELINE_CLASS(timeline)) {
+    case GW_TL_BUCKET:
+        return index < board->buckets ? &board->slots[index] : NULL;
+    case GW_TL_UNIT:
+        return index < board->units ? &board->slots[board->buckets + index] : NULL;
+    case GW_TL_STEP:
+        return &board->step;
+    case GW_TL_UPDATE:
+        return &board->update;
+    default:
+        return NULL;
+    }
+}
+
+/* False: nobody is there to be told. */
+static bool resolve_signal(struct job *job, const struct core_signal *signal,
+                           struct device_signal *ret_signal)
+{
+    const struct job_port *port = &job->ports[signal->rank];
+    struct gw_shm_slot *slot = port->engine ? slot_of(job, signal->rank, signal->timeline) : NULL;
+
+    if (!slot)
+        return false;
+    *ret_signal = (struct device_signal){slot, signal->value, signal->offset, port->engine,
+                                         port->client};
+    return true;
+}
+
+static int resolve_signals(struct job *job, const struct core_op *op, struct fabric_op *to)
+{
+    struct scratch *scratch = &job->scratch;
+    struct device_signal *signals = room(scratch->signals, &scratch->signals_room,
+                                         op->signal_count, sizeof(*signals));
+
+    if (op->signal_count == 0)
+        return 0;
+    if (!signals)
+        return GW_E_NOMEM;
+    scratch->signals = signals;
+    for (uint32_t i = 0; i < op->signal_count; i++)
+        to->signal_count += resolve_signal(job, &op->signals[i], &signals[to->signal_count]);
+    to->signals = signals;
+    return 0;
+}
+
+/* A token of a rank without a client counts as reached. */
+static int resolve_waits(struct job *job, const struct core_op *op, struct fabric_op *to)
+{
+    struct scratch *scratch = &job->scratch;
+    struct device_wait *waits = room(scratch->waits, &scratch->waits_room, op->wait_count,
+                                     sizeof(*waits));
+
+    if (op->wait_count == 0)
+        return 0;
+    if (!waits)
+        return GW_E_NOMEM;
+    scratch->waits = waits;
+    for (uint32_t i = 0; i < op->wait_count; i++) {
+        const struct core_token *token = &op->waits[i];
+        const struct gw_client_page *page = job->ports[token->rank].client;
+        if (page && token->index < GW_TIMELINES_MAX)
+            waits[to->wait_count++] = (struct device_wait){&page->timeline[token->index],
+                                                           token->value, token->rank};
+    }
+    to->waits = waits;
+    return 0;
+}
+
+int launch_signal(struct job *job, const struct core_signal *signal, uint64_t after_op)
+{
+    struct device_signal resolved;
+
+    if (!resolve_signal(job, signal, &resolved))
+        return 0;
+    return job->config.device_ops->signal_after(job->config.device, after_op, &resolved);
+}
+
+/* ---- memory ------------------------------------------------------------------------------------- */
+
+static int resolve(const struct job *job, const struct core_op *op, const struct core_ref *ref,
+                   uint64_t numel, void **ret_pointer)
+{
+    if (ref->kind == GW_ARENA_NONE || numel == 0) {
+        *ret_pointer = NULL;
+        return 0;
+    }
+    *ret_pointer = arenas_at(job->arenas, ref, numel * sizeof(float));
+    if (*ret_pointer)
+        return 0;
+    log_line("internal: op %llu (kind %u) refers to arena kind %u, rank %d, index %u, offset %llu, "
+             "%llu elements, which does not exist",
+             (unsigned long long)op->id, op->kind, ref->kind, ref->rank, ref->index,
+             (unsigned long long)ref->offset_bytes, (unsigned long long)numel);
+    return GW_E_INTERNAL;
+}
+
+/* Elements of one input and one output of each kind of op. */
+static void extents(const struct core_op *op, uint64_t *ret_in, uint64_t *ret_out)
+{
+    uint64_t whole = op->total_numel ? op->total_numel : op->numel * op->world;
+
+    *ret_in = *ret_out = op->numel;
+    if (op->kind == CORE_OP_REDUCE_SCATTER || op->kind == CORE_OP_ALL_REDUCE)
+        *ret_in = whole;
+    if (op->kind == CORE_OP_ALL_GATHER || op->kind == CORE_OP_ALL_REDUCE)
+        *ret_out = whole;
+}
+
+static int resolve_all(struct job *job, const struct core_op *op, uint32_t ins, uint32_t outs)
+{
+    uint64_t in_numel, out_numel;
+    void *pointer;
+    int r;
+
+    extents(op, &in_numel, &out_numel);
+    for (uint32_t i = 0; i < ins; i++) {
+        r = resolve(job, op, &op->in[i], in_numel, &pointer);
+        if (r < 0)
+            return r;
+        job->scratch.in[i] = pointer;
+    }
+    for (uint32_t i = 0; i < outs; i++) {
+        r = resolve(job, op, &op->out[i], out_numel, &pointer);
+        if (r == 0 && !pointer && out_numel > 0) {
+            log_line("internal: op %llu (kind %u) has no output %u", (unsigned long long)op->id,
+                     op->kind, i);
+            r = GW_E_INTERNAL;
+        }
+        if (r < 0)
+            return r;
+        job->scratch.out[i] = pointer;
+    }
+    return 0;
+}
+
+/* Slices of all owners, bucket by bucket, to one place where they lie as in the flat order. */
+static int resolve_gather(struct job *job, const struct core_op *op, struct fabric_op *to)
+{
+    const struct gw_layout_bucket *buckets = layout_buckets(core_layout(job->core));
+    uint32_t world = job->config.world;
+    struct scratch *scratch = &job->scratch;
+    struct fabric_segment *segments;
+    uint64_t whole = 0;
+    void *base;
+    int r;
+
+    if (op->out[0].kind == GW_ARENA_NONE)
+        return 0; /* mapped: the shards are what the client reads */
+    segments = room(scratch->segments, &scratch->segments_room, op->bucket_count * world,
+                    sizeof(*segments));
+    if (!segments)
+        return GW_E_NOMEM;
+    scratch->segments = segments;
+    for (uint32_t b = op->bucket; b < op->bucket + op->bucket_count; b++)
+        whole += buckets[b].padded_numel;
+    r = resolve(job, op, &op->out[0], whole, &base);
+    for (uint32_t b = op->bucket; r == 0 && b < op->bucket + op->bucket_count; b++) {
+        uint64_t slice = buckets[b].padded_numel / world;
+        uint64_t at = buckets[b].offset - buckets[op->bucket].offset;
+        for (uint32_t q = 0; r == 0 && q < world; q++) {
+            struct core_ref ref = core_param_slice(job->core, b, q);
+            void *from;
+            if (op->in_place_skip && q == op->rank)
+                continue;
+            r = resolve(job, op, &ref, slice, &from);
+            segments[to->segment_count++] =
+                (struct fabric_segment){(float *)base + at + q * slice, from,
+                                        slice * sizeof(float)};
+        }
+    }
+    to->segments = segments;
+    return r;
+}
+
+static void resolve_verdict(struct job *job, const struct core_op *op, struct fabric_op *to)
+{
+    const struct gw_layout_page *page = layout_page(core_layout(job->core));
+
+    for (uint32_t i = 0; i < op->world; i++) {
+        uint32_t rank = op->members[i];
+        job->scratch.boards[i] = job->boards[rank] ? job->boards[rank]->base : NULL;
+    }
+    to->boards = job->scratch.boards;
+    to->buckets = page->buckets;
+    to->params = page->params;
+}
+
+static int resolve_memory(struct job *job, const struct core_op *op, struct fabric_op *to)
+{
+    switch ((enum core_op_kind)op->kind) {
+    case CORE_OP_REDUCE_SCATTER:
+    case CORE_OP_ALL_REDUCE:
+    case CORE_OP_ALL_GATHER:
+        return resolve_all(job, op, op->world, op->world);
+    case CORE_OP_BROADCAST:
+        return resolve_all(job, op, 1, op->world);
+    case CORE_OP_LOCAL_ADD:
+        return resolve_all(job, op, 1, 1);
+    case CORE_OP_ZERO:
+        return resolve_all(job, op, 0, 1);
+    case CORE_OP_GATHER:
+        return resolve_gather(job, op, to);
+    case CORE_OP_VERDICT:
+        resolve_verdict(job, op, to);
+        return 0;
+    case CORE_OP_BARRIER:
+        return 0;
+    }
+    return GW_E_INTERNAL;
+}
+
+int launch_op(struct job *job, const struct core_op *op)
+{
+    struct fabric_op to = {.op = op};
+    int r;
+
+    r = resolve_memory(job, op, &to);
+    if (r == 0)
+        r = resolve_waits(job, op, &to);
+    if (r == 0)
+        r = resolve_signals(job, op, &to);
+    if (r < 0)
+        return r;
+    if (op->kind != CORE_OP_GATHER && op->kind != CORE_OP_BARRIER && op->kind != CORE_OP_VERDICT) {
+        to.in = job->scratch.in;
+        to.out = job->scratch.out;
+    }
+    return job->config.fabric_ops->launch(job->fabric, &to);
+}

@@ -1,0 +1,180 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * gradwire-engine's command line. Started by gradwired as the job's user, with descriptors already
+ * open; drops nothing itself. Exit codes: sysexits.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <getopt.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sysexits.h>
+#include <unistd.h>
+
+#include "daemon/base/error.h"
+#include "daemon/base/parse.h"
+#include "daemon/core/edges.h"
+#include "daemon/engine/engine.h"
+
+enum { OPT_CHANNEL = 1, OPT_LISTEN, OPT_LOCK, OPT_STATS, OPT_OWNER, OPT_LINGER, OPT_MEMORY,
+       OPT_HELP, OPT_VERSION };
+
+static const char help[] =
+    "usage: gradwire-engine --channel-fd N --listen-fd N --lock-fd N --stats-fd N [options]\n"
+    "\n"
+    "Runs one job of gradwire on this node. gradwired starts it; there is no reason to do so by\n"
+    "hand.\n"
+    "\n"
+    "  --channel-fd N         socket to gradwired\n"
+    "  --listen-fd N          listening socket of the engine's directory entry\n"
+    "  --lock-fd N            lock of that entry, held while the engine lives\n"
+    "  --stats-fd N           statistics page, made by gradwired\n"
+    "  --owner-uid UID        user whose gradwired may connect, besides root and the own user\n"
+    "  --linger-ns N          life after the last client (default 60 s)\n"
+    "  --memory-max-bytes N   limit of all the job's memory on this node (default 0: none)\n"
+    "  --version, --help\n";
+
+static const struct option long_options[] = {
+    {"channel-fd", required_argument, NULL, OPT_CHANNEL},
+    {"listen-fd", required_argument, NULL, OPT_LISTEN},
+    {"lock-fd", required_argument, NULL, OPT_LOCK},
+    {"stats-fd", required_argument, NULL, OPT_STATS},
+    {"owner-uid", required_argument, NULL, OPT_OWNER},
+    {"linger-ns", required_argument, NULL, OPT_LINGER},
+    {"memory-max-bytes", required_argument, NULL, OPT_MEMORY},
+    {"help", no_argument, NULL, OPT_HELP},
+    {"version", no_argument, NULL, OPT_VERSION},
+    {NULL, 0, NULL, 0},
+};
+
+/* An inherited descriptor: open, and from now on close-on-exec. */
+static int take_fd(const char *text, int *ret_fd)
+{
+    uint64_t value;
+
+    if (parse_u64(text, 0, INT32_MAX, &value) < 0 ||
+        fcntl((int)value, F_SETFD, FD_CLOEXEC) < 0)
+        return GW_E_INVALID;
+    *ret_fd = (int)value;
+    return 0;
+}
+
+static int take_option(int option, const char *text, struct engine_options *options)
+{
+    uint64_t uid;
+    int r;
+
+    switch (option) {
+    case OPT_CHANNEL:
+        return take_fd(text, &options->channel_fd);
+    case OPT_LISTEN:
+        return take_fd(text, &options->listen_fd);
+    case OPT_LOCK:
+        return take_fd(text, &options->lock_fd);
+    case OPT_STATS:
+        return take_fd(text, &options->stats_fd);
+    case OPT_OWNER:
+        r = parse_u64(text, 0, UINT32_MAX - 1, &uid);
+        if (r == 0)
+            options->owner_uid = (uid_t)uid;
+        return r;
+    case OPT_LINGER:
+        return parse_u64(text, 0, INT64_MAX, &options->linger_ns);
+    case OPT_MEMORY:
+        return parse_u64(text, 0, INT64_MAX, &options->memory_max_bytes);
+    default:
+        return GW_E_INVALID;
+    }
+}
+
+/* EX_OK: go on; else the exit code is in *ret_code. */
+static bool parse_options(int argc, char **argv, struct engine_options *options, int *ret_code)
+{
+    int index = 0, option;
+
+    *ret_code = EX_OK;
+    while ((option = getopt_long(argc, argv, "", long_options, &index)) != -1) {
+        if (option == OPT_HELP || option == OPT_VERSION) {
+            if (option == OPT_HELP)
+                fputs(help, stdout);
+            else
+                puts("gradwire-engine " GW_VERSION);
+            return false;
+        }
+        if (option == '?') {
+            *ret_code = EX_USAGE;
+            return false;
+        }
+        if (take_option(option, optarg, options) < 0) {
+            fprintf(stderr, "gradwire-engine: --%s %s: not a number that fits\n",
+                    long_options[index].name, optarg);
+            *ret_code = EX_USAGE;
+            return false;
+        }
+    }
+    if (optind < argc || (options->channel_fd < 0 && options->listen_fd < 0)) {
+        fprintf(stderr, "gradwire-engine is started by gradwired; see --help\n");
+        *ret_code = EX_USAGE;
+        return false;
+    }
+    return true;
+}
+
+/* Tests only; a name that no edge has must not pass for a test. */
+static int take_edges(struct engine_options *options)
+{
+#ifdef GW_TEST_EDGES
+    const char *name = getenv("GRADWIRE_DROP_EDGE");
+
+    if (!name || !*name)
+        return 0;
+    options->drop_edges = edges_parse(name);
+    return options->drop_edges ? 0 : GW_E_INVALID;
+#else
+    (void)options;
+    return 0;
+#endif
+}
+
+/* Every arena, page and client is a descriptor. */
+static void raise_file_limit(void)
+{
+    struct rlimit limit;
+
+    if (getrlimit(RLIMIT_NOFILE, &limit) < 0)
+        return;
+    limit.rlim_cur = limit.rlim_max;
+    (void)setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+int main(int argc, char **argv)
+{
+    struct engine_options options = {.channel_fd = -1, .listen_fd = -1, .lock_fd = -1,
+                                     .stats_fd = -1, .owner_uid = getuid(),
+                                     .linger_ns = 60000000000ull};
+    struct engine *engine;
+    int code;
+    int r;
+
+    if (!parse_options(argc, argv, &options, &code))
+        return code;
+    r = take_edges(&options);
+    if (r < 0) {
+        fprintf(stderr, "gradwire-engine: GRADWIRE_DROP_EDGE names no ordering edge\n");
+        return EX_USAGE;
+    }
+    (void)signal(SIGPIPE, SIG_IGN);
+    raise_file_limit();
+    r = engine_new(&options, &engine);
+    if (r < 0) {
+        fprintf(stderr, "gradwire-engine: cannot start: %s: %s\n", gw_base_error_name(r),
+                gw_base_error_message(r));
+        return r == GW_E_NOMEM ? EX_OSERR : EX_UNAVAILABLE;
+    }
+    code = engine_run(engine);
+    engine_free(engine);
+    return code ? EX_SOFTWARE : EX_OK;
+}
