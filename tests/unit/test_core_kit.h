@@ -44,14 +44,17 @@ struct zero {
 int zero_new(const struct layout *layout, const struct wire_seal *options, uint32_t world,
              uint64_t drop_edges, struct effects *effects, struct zero **ret_zero)
 {
+    struct zero *zero = calloc(1, sizeof(*zero));
+
     (void)layout;
     (void)options;
     (void)drop_edges;
+    if (!zero)
+        return GW_E_NOMEM;
     fake.made++;
     fake.effects = effects;
-    *ret_zero = calloc(1, sizeof(**ret_zero));
-    assert_non_null(*ret_zero);
-    (*ret_zero)->world = world;
+    zero->world = world;
+    *ret_zero = zero;
     return 0;
 }
 
