@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The core's outside: events in, effects out, and what the engine may ask. Sends each event to the
- * part that owns it (membership, requests, registry and seal, groups and lanes, ZeRO), and keeps the
- * failure that ended a generation. Pure; one thread. Must not decide anything that a part owns.
+ * part that owns it (membership, requests, registry and seal, groups and lanes, ZeRO), and keeps
+ * the failure that ended a generation. Pure; one thread. Must not decide anything that a part owns.
  */
 #include "daemon/core/core_internal.h"
 
@@ -15,7 +15,7 @@
 #define STALL_REPORT_NS 10000000000ull
 #define NAME_SHOWN 48u /* bytes of a name in an error text; two must fit beside what happened */
 
-/* ---- life ---------------------------------------------------------------------------------------- */
+/* ---- life ------------------------------------------------------------------------------------ */
 
 int core_new(const struct core_config *config, struct core **ret_core)
 {
@@ -65,7 +65,7 @@ struct core *core_free(struct core *core)
     return NULL;
 }
 
-/* ---- failure --------------------------------------------------------------------------------------- */
+/* ---- failure --------------------------------------------------------------------------------- */
 
 static void fail_now(struct core *core)
 {
@@ -115,7 +115,7 @@ void core_add_name(struct text *text, const char *name)
     text_add(text, cut ? "...'" : "'");
 }
 
-/* ---- events ---------------------------------------------------------------------------------------- */
+/* ---- events ---------------------------------------------------------------------------------- */
 
 static void handle_overflow(struct core *core, const struct core_event *event)
 {
@@ -220,7 +220,7 @@ uint64_t core_deadline_ns(const struct core *core)
     return core->deadline_ns;
 }
 
-/* ---- what the engine may ask ------------------------------------------------------------------------- */
+/* ---- what the engine may ask ----------------------------------------------------------------- */
 
 enum gw_job_state core_state(const struct core *core)
 {

@@ -30,7 +30,7 @@ struct core_config {
     uint64_t drop_edges;      /* test builds: bit per row of edges.def; else 0 */
 };
 
-/* ---- references, tokens, ops -------------------------------------------------------------------- */
+/* ---- references, tokens, ops ----------------------------------------------------------------- */
 
 /* A place in a job's memory. */
 struct core_ref {
@@ -109,7 +109,7 @@ struct core_op {
     const uint8_t *used_buckets; /* 1 per bucket that holds a gradient this step */
 };
 
-/* ---- events ------------------------------------------------------------------------------------- */
+/* ---- events ---------------------------------------------------------------------------------- */
 
 enum core_event_kind {
     CORE_EV_JOIN,       /* rank, request, world: the id was right. Reply JOINED or an error */
@@ -137,7 +137,7 @@ struct core_event {
     const char *text;
 };
 
-/* ---- effects ------------------------------------------------------------------------------------ */
+/* ---- effects --------------------------------------------------------------------------------- */
 
 enum core_effect_kind {
     CORE_EFF_REPLY,    /* rank, reply: send it (the engine adds id, hash, descriptors). index 1: the
@@ -180,7 +180,7 @@ bool core_next_effect(struct core *core, struct core_effect *ret_effect);
 /* When core_handle(TICK) is due at the latest; UINT64_MAX: never. */
 uint64_t core_deadline_ns(const struct core *core);
 
-/* ---- what the engine may ask -------------------------------------------------------------------- */
+/* ---- what the engine may ask ----------------------------------------------------------------- */
 
 enum gw_job_state core_state(const struct core *core);
 uint32_t core_generation(const struct core *core);

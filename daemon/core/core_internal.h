@@ -14,12 +14,13 @@
 #include "daemon/core/zero.h"
 
 #define CORE_OPEN_MAX 64u   /* requests of one rank that wait for their reply */
-#define CORE_FLIGHT_MAX 256u /* ops of a rank that were launched and not reported done: a client sees
-                              * its op done before the core is told, so more than 64 is legal */
+/* Ops of a rank that were launched and not reported done: a client sees its op done before the core
+ * is told, so more than 64 is legal. */
+#define CORE_FLIGHT_MAX 256u
 #define CORE_NO_RANK UINT32_MAX
 #define CORE_BIT(rank) (UINT64_C(1) << (rank))
 
-/* ---- registry.c: parameter lists as registered ---------------------------------------------------- */
+/* ---- registry.c: parameter lists as registered ----------------------------------------------- */
 
 struct reg_param {
     uint64_t numel;
@@ -41,7 +42,7 @@ void reg_list_clear(struct reg_list *list);
 bool reg_list_equal(const struct reg_list *a, const struct reg_list *b, const char *a_side,
                     const char *b_side, struct text *text);
 
-/* ---- lane.c, lane_buffer.c, lane_op.c: buffers and collective ops ----------------------------------- */
+/* ---- lane.c, lane_buffer.c, lane_op.c: buffers and collective ops ---------------------------- */
 
 struct lane_buffer {
     uint32_t id;
@@ -80,7 +81,7 @@ struct core_group {
     uint64_t launched; /* ops so far */
 };
 
-/* ---- the job ----------------------------------------------------------------------------------- */
+/* ---- the job --------------------------------------------------------------------------------- */
 
 struct open_request {
     uint32_t id;
@@ -150,7 +151,7 @@ struct core {
     uint64_t deadline_ns;
 };
 
-/* ---- core.c ------------------------------------------------------------------------------------ */
+/* ---- core.c ---------------------------------------------------------------------------------- */
 
 /* The job's generation ends: tells every rank. Only the first failure of a generation counts. What
  * hangs on the generation is freed at the end of core_handle, so callers may finish their loops. */
@@ -160,7 +161,7 @@ void core_fail_fault(struct core *core, const struct core_fault *fault, int r);
 /* 'name', escaped and cut. */
 void core_add_name(struct text *text, const char *name);
 
-/* ---- request.c ------------------------------------------------------------------------------------ */
+/* ---- request.c ------------------------------------------------------------------------------- */
 
 void request_handle(struct core *core, uint32_t rank, const struct wire_msg *msg);
 /* A request has its reply. */
@@ -175,7 +176,7 @@ void core_reply_done(struct core *core, uint32_t rank, uint32_t request, int cod
 /* Answers all open requests of a type. */
 void core_reply_all(struct core *core, uint16_t type);
 
-/* ---- membership.c -------------------------------------------------------------------------------- */
+/* ---- membership.c ---------------------------------------------------------------------------- */
 
 void member_join(struct core *core, const struct core_event *event);
 void member_wait_ready(struct core *core, uint32_t rank, const struct wire_msg *msg);
@@ -187,7 +188,7 @@ void member_drop(struct core *core, uint32_t rank, const char *format, ...)
 /* Failure if a rank that left is needed again. */
 void member_check_left(struct core *core);
 
-/* ---- registry.c, seal.c ---------------------------------------------------------------------------- */
+/* ---- registry.c, seal.c ---------------------------------------------------------------------- */
 
 void registry_register(struct core *core, uint32_t rank, const struct wire_msg *msg);
 void seal_request(struct core *core, uint32_t rank, const struct wire_msg *msg);
@@ -199,15 +200,15 @@ void seal_reset(struct core *core);
 /* True while a rank that has called seal waits for the others. */
 bool seal_pending(const struct core *core);
 
-/* 0; GW_E_INVALID with *text: a seal of one rank is wrong by itself. Fills the defaults in that need
- * no layout. */
+/* 0; GW_E_INVALID with *text: a seal of one rank is wrong by itself. Fills the defaults in that
+ * need no layout. */
 int options_check(struct wire_seal *seal, uint32_t world, struct text *text);
 /* Fills in what follows from the layout. */
 void options_complete(struct wire_seal *seal, const struct layout *layout);
 bool options_equal(const struct wire_seal *a, const struct wire_seal *b, const char *a_side,
                    const char *b_side, struct text *text);
 
-/* ---- group.c, lane.c --------------------------------------------------------------------------------- */
+/* ---- group.c, lane.c ------------------------------------------------------------------------- */
 
 void group_request(struct core *core, uint32_t rank, const struct wire_msg *msg);
 /* Makes every group whose members have all called; called when all ranks have joined, too. */
@@ -235,7 +236,7 @@ int lane_check(const struct core *core, uint32_t rank, const struct wire_op *op,
 void lane_use_buffers(struct core *core, uint32_t rank, const struct wire_op *op, int change);
 struct lane_buffer *lane_find_buffer(const struct core *core, uint32_t rank, uint32_t id);
 
-/* ---- wait.c -------------------------------------------------------------------------------------- */
+/* ---- wait.c ---------------------------------------------------------------------------------- */
 
 /* Reports, deadlines, and the next one: at the end of each event. */
 void wait_update(struct core *core);

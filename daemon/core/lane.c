@@ -6,14 +6,14 @@
  *
  *   rank's pending ops (all groups, in order) --all members agree--> flights --OP_DONE--> free
  *
- * Pure; the core's thread. What one op may say is checked in lane_op.c; buffers are lane_buffer.c's.
+ * Pure; the core's thread. What one op may say is checked in lane_op.c; lane_buffer.c has buffers.
  */
 #include "daemon/core/core_internal.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- life ------------------------------------------------------------------------------------------ */
+/* ---- life ------------------------------------------------------------------------------------ */
 
 void lane_detach(struct core *core, uint32_t rank)
 {
@@ -37,7 +37,7 @@ void lane_reset(struct core *core)
         lane_detach(core, rank);
 }
 
-/* ---- queues ---------------------------------------------------------------------------------------- */
+/* ---- queues ---------------------------------------------------------------------------------- */
 
 /* A rank's next op on a group, or NULL. */
 static struct lane_op *next_op(const struct core *core, uint32_t rank, uint32_t group)
@@ -74,7 +74,7 @@ static uint64_t missing(const struct core *core, uint32_t group)
     return mask;
 }
 
-/* ---- agreement --------------------------------------------------------------------------------------- */
+/* ---- agreement ------------------------------------------------------------------------------- */
 
 /* The digest: everything that must be equal (buffers and offsets are each rank's own affair). */
 static bool same_op(const struct wire_op *a, const struct wire_op *b)
@@ -109,7 +109,7 @@ static bool agree(struct core *core, uint32_t group)
     return true;
 }
 
-/* ---- launch ---------------------------------------------------------------------------------------- */
+/* ---- launch ---------------------------------------------------------------------------------- */
 
 static const struct {
     uint8_t op, traffic;
@@ -230,7 +230,7 @@ void lane_kick(struct core *core, uint32_t group)
     }
 }
 
-/* ---- events ---------------------------------------------------------------------------------------- */
+/* ---- events ---------------------------------------------------------------------------------- */
 
 /* Only what a library cannot do: the client is dropped. */
 static bool lane_sound(struct core *core, uint32_t rank, const struct wire_op *op)
@@ -318,7 +318,7 @@ void lane_op_done(struct core *core, const struct core_event *event)
     free(flight);
 }
 
-/* ---- waits ----------------------------------------------------------------------------------------- */
+/* ---- waits ----------------------------------------------------------------------------------- */
 
 bool lane_needs(const struct core *core, uint32_t rank)
 {

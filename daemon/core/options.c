@@ -12,7 +12,7 @@
 #define ALIGN_DEFAULT 64u
 #define RING_DEFAULT 3u
 #define MICRO_STEPS_MAX 1024u
-#define LARGEST_UNITS 3u /* gathered at once by default: the present one, the next, the one before */
+#define LARGEST_UNITS 3u /* gathered at once by default: the present, the next, the last one */
 
 enum option_type { OPTION_U32, OPTION_U64, OPTION_DOUBLE };
 
@@ -52,7 +52,7 @@ static const void *option_at(const struct wire_seal *seal, const struct option *
     return (const char *)seal + option->offset;
 }
 
-/* ---- one rank's ------------------------------------------------------------------------------------ */
+/* ---- one rank's ------------------------------------------------------------------------------ */
 
 static int check_ranges(struct wire_seal *seal, struct text *text)
 {
@@ -147,7 +147,7 @@ void options_complete(struct wire_seal *seal, const struct layout *layout)
         seal->prefetch_bytes = largest[0];
 }
 
-/* ---- two ranks' ------------------------------------------------------------------------------------ */
+/* ---- two ranks' ------------------------------------------------------------------------------ */
 
 static bool option_equal(const struct wire_seal *a, const struct wire_seal *b,
                          const struct option *option)

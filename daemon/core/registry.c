@@ -27,7 +27,7 @@ void reg_list_clear(struct reg_list *list)
     memset(list, 0, sizeof(*list));
 }
 
-/* ---- adding ---------------------------------------------------------------------------------------- */
+/* ---- adding ---------------------------------------------------------------------------------- */
 
 /* Room for count more parameters and bytes more of names. */
 static int list_reserve(struct reg_list *list, uint32_t count, size_t bytes)
@@ -85,7 +85,7 @@ static int list_add(struct reg_list *list, const struct wire_param *param)
     return 0;
 }
 
-/* ---- the message ------------------------------------------------------------------------------------- */
+/* ---- the message ----------------------------------------------------------------------------- */
 
 static int page_check(const struct core *core, uint32_t rank, const struct wire_msg *msg,
                       struct text *text)
@@ -142,7 +142,7 @@ void registry_register(struct core *core, uint32_t rank, const struct wire_msg *
     core_reply_done(core, rank, msg->request, 0, "%s", "");
 }
 
-/* ---- comparing ----------------------------------------------------------------------------------------- */
+/* ---- comparing ------------------------------------------------------------------------------- */
 
 static bool param_equal(const struct reg_list *a, const struct reg_list *b, uint32_t param)
 {

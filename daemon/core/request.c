@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Messages of clients: one table says which may come, whether they want a reply, and who handles
- * them. Keeps each rank's requests that wait for their reply, so that none stays unanswered when the
- * job fails. Pure; the core's thread. Must not look into messages beyond type and number.
+ * them. Keeps each rank's requests that wait for their reply, so that none stays unanswered when
+ * the job fails. Pure; the core's thread. Must not look into messages beyond type and number.
  */
 #include "daemon/core/core_internal.h"
 
 #include <stdarg.h>
 #include <string.h>
 
-/* ---- requests that wait ---------------------------------------------------------------------------- */
+/* ---- requests that wait ---------------------------------------------------------------------- */
 
 static bool open_find(const struct core *core, uint32_t rank, uint32_t request, uint32_t *ret_at)
 {
@@ -81,7 +81,7 @@ void request_fail_all(struct core *core, int code, const char *text)
     }
 }
 
-/* ---- requests -------------------------------------------------------------------------------------- */
+/* ---- requests -------------------------------------------------------------------------------- */
 
 /* (wire_type_name would tie the core to the protobuf library.) */
 static const char *type_name(uint16_t type)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Seal: all ranks say what they train and how; if they agree, the layout is made, the engine is told
- * to make memory, and the ZeRO layer begins. What was sealed once outlives generations: ranks that
+ * Seal: all ranks say what they train and how; if they agree, the layout is made, the engine is
+ * told to make memory, and the ZeRO layer begins. What was sealed once outlives generations: ranks that
  * join again must seal the same.
  *
  *   SEAL of each rank -> compare -> layout, zero -> BUILD ... BUILT -> SEALED to each rank
@@ -61,7 +61,7 @@ static void refuse_all(struct core *core, int code, const char *text)
     core->sealed_ranks = 0;
 }
 
-/* ---- agreement --------------------------------------------------------------------------------------- */
+/* ---- agreement ------------------------------------------------------------------------------- */
 
 static bool agree(struct core *core, uint32_t rank)
 {
@@ -91,7 +91,7 @@ static bool agree_with_kept(struct core *core)
     return false;
 }
 
-/* ---- the layout ------------------------------------------------------------------------------------ */
+/* ---- the layout ------------------------------------------------------------------------------ */
 
 static int make_layout(struct core *core, const struct reg_list *list, struct text *text)
 {
@@ -162,7 +162,7 @@ static void seal_all(struct core *core)
     effects_add(core->effects, CORE_EFF_BUILD);
 }
 
-/* ---- messages and events ----------------------------------------------------------------------------- */
+/* ---- messages and events --------------------------------------------------------------------- */
 
 static int seal_check(const struct core *core, uint32_t rank, struct wire_seal *seal,
                       struct text *text)

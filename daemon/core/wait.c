@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * No silent wait: finds what the job has waited for longest, reports it when it stalls, and ends it
- * at its deadline. Joining has one deadline, everything after it another; the clock of a wait begins
+ * at its deadline. Joining has one deadline, everything after it another; a wait's clock begins
  * when its first rank arrives, but not before all ranks have joined.
  *
  *   since ----- stall_report ----- x2 --------- x4 ... ----- deadline: GW_E_TIMEOUT
@@ -29,7 +29,7 @@ static void add_seconds(struct text *text, uint64_t ns)
         text_add(text, "%.3f s", (double)ns / (double)NS_PER_S);
 }
 
-/* ---- what is waited for ------------------------------------------------------------------------------ */
+/* ---- what is waited for ---------------------------------------------------------------------- */
 
 static bool join_wait(const struct core *core, struct core_wait *ret_wait)
 {
@@ -88,7 +88,7 @@ static bool oldest(const struct core *core, struct core_wait *ret_wait, uint32_t
     return found;
 }
 
-/* ---- reports ---------------------------------------------------------------------------------------- */
+/* ---- reports --------------------------------------------------------------------------------- */
 
 static void stall_over(struct core *core)
 {
@@ -136,7 +136,7 @@ static void stall_report(struct core *core, const struct core_wait *wait)
     }
 }
 
-/* ---- deadlines ----------------------------------------------------------------------------------------- */
+/* ---- deadlines ------------------------------------------------------------------------------- */
 
 static void time_out(struct core *core, const struct core_wait *wait, uint32_t source)
 {

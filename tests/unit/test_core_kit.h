@@ -22,7 +22,7 @@
 #define S 1000000000ull
 #define KIT_EFFECTS 256u
 
-/* ---- a ZeRO layer that does as it is told ------------------------------------------------------------ */
+/* ---- a ZeRO layer that does as it is told ---------------------------------------------------- */
 
 static struct {
     uint32_t made, freed, reattached, ops_done;
@@ -147,7 +147,7 @@ void zero_stats(const struct zero *zero, uint32_t rank, struct wire_msg *msg)
     msg->u.stats.steps = fake.steps;
 }
 
-/* ---- a job in virtual time ------------------------------------------------------------------------- */
+/* ---- a job in virtual time ------------------------------------------------------------------- */
 
 /* What a launched op said, copied before its arrays die. */
 struct kit_op {
@@ -357,7 +357,7 @@ static inline void kit_tell(uint32_t rank, uint16_t type)
     kit_send(rank, &msg);
 }
 
-/* ---- seals ----------------------------------------------------------------------------------------- */
+/* ---- seals ----------------------------------------------------------------------------------- */
 
 struct kit_param {
     const char *name, *unit;

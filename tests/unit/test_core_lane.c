@@ -73,7 +73,7 @@ static void check_ref(const struct core_ref *ref, int rank, uint32_t buffer_id, 
     assert_int_equal(ref->offset_bytes, offset);
 }
 
-/* ---- what is launched -------------------------------------------------------------------------------- */
+/* ---- what is launched ------------------------------------------------------------------------ */
 
 static void test_reduce_scatter(void **state)
 {
@@ -192,7 +192,7 @@ static void test_order_and_slots(void **state)
     }
 }
 
-/* ---- groups -------------------------------------------------------------------------------------- */
+/* ---- groups ---------------------------------------------------------------------------------- */
 
 static uint32_t ask_group(uint32_t rank, uint32_t count, uint32_t a, uint32_t b, uint32_t c)
 {
@@ -290,7 +290,7 @@ static void test_group_before_all_joined(void **state)
     kit_reply(1, requests[1], WIRE_GROUP_MADE);
 }
 
-/* ---- ranks that differ ------------------------------------------------------------------------------- */
+/* ---- ranks that differ ----------------------------------------------------------------------- */
 
 /* Case R15: two tensors of equal size, submitted in opposite order. */
 static void test_r15_opposite_order(void **state)
@@ -316,7 +316,8 @@ static void test_c07_other_op(void **state)
         struct wire_op other;
         const char *text;
     } rows[] = {
-        {{.kind = WIRE_OP_ALL_GATHER, .count = 8, .name = "x"}, "rank 1: all_gather 'x' 8 elements"},
+        {{.kind = WIRE_OP_ALL_GATHER, .count = 8, .name = "x"},
+         "rank 1: all_gather 'x' 8 elements"},
         {{.kind = WIRE_OP_REDUCE_SCATTER, .count = 9, .name = "x"},
          "rank 1: reduce_scatter 'x' 9 elements scale 1"},
         {{.kind = WIRE_OP_REDUCE_SCATTER, .count = 8, .name = "x", .scale = 0.5},
@@ -348,7 +349,7 @@ static void test_c07_other_op(void **state)
     kit_has(kit_fail(GW_E_MISMATCH, 1), "elements root 0; rank 1: broadcast 'y' 8 elements root 1");
 }
 
-/* ---- what an op may say ------------------------------------------------------------------------------ */
+/* ---- what an op may say ---------------------------------------------------------------------- */
 
 static void refused(const struct wire_op *op, int code, const char *text)
 {
@@ -462,7 +463,7 @@ static void test_member_of_another_group_only(void **state)
     kit_has(kit_fail(GW_E_INVALID, 1), "not a member of group 1");
 }
 
-/* ---- flow ---------------------------------------------------------------------------------------- */
+/* ---- flow ------------------------------------------------------------------------------------ */
 
 static void test_sequence_gap_drops(void **state)
 {

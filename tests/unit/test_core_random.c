@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Seeded random events, sound and unsound, against one core. Whatever comes: it returns 0, every
- * request of a client that stays has exactly one reply, failures and generations alternate, deadlines
- * lie ahead, ops are numbered in order and name only attached ranks.
+ * request of a client that stays has exactly one reply, failures and generations alternate,
+ * deadlines lie ahead, ops are numbered in order and name only attached ranks.
  */
 #include "tests/unit/test_core_kit.h"
 

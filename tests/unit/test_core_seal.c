@@ -7,7 +7,7 @@
 
 static const struct wire_seal plain = {.stage = 2, .bucket_bytes = 64};
 
-/* ---- pages --------------------------------------------------------------------------------------- */
+/* ---- pages ----------------------------------------------------------------------------------- */
 
 static uint32_t page(uint32_t first, uint32_t count, uint32_t total)
 {
@@ -66,7 +66,7 @@ static void test_first_page_begins_anew(void **state)
     assert_int_equal(layout_page(core_layout(kit.core))->params, 2);
 }
 
-/* ---- options --------------------------------------------------------------------------------------- */
+/* ---- options --------------------------------------------------------------------------------- */
 
 static void test_wrong_options_are_named(void **state)
 {
@@ -190,7 +190,7 @@ static void test_accumulate_follows_the_stage(void **state)
     }
 }
 
-/* ---- ranks that differ ------------------------------------------------------------------------------- */
+/* ---- ranks that differ ----------------------------------------------------------------------- */
 
 /* Ranks 0..2 register alike but the last one, who says `other`; the text all ranks get. */
 static const char *differing(const struct kit_param *params, uint32_t count,
@@ -302,7 +302,7 @@ static void test_names_of_clients_are_escaped(void **state)
     kit_has(differing(&param, 1, &plain, &other, 1, &plain), "'a\\u000a\\u001b[1m'");
 }
 
-/* ---- what cannot be built ---------------------------------------------------------------------------- */
+/* ---- what cannot be built -------------------------------------------------------------------- */
 
 static void test_no_memory_then_smaller(void **state)
 {
@@ -347,7 +347,7 @@ static void test_list_without_layout_is_refused(void **state)
     kit_next(CORE_EFF_BUILD);
 }
 
-/* ---- order of calls -------------------------------------------------------------------------------- */
+/* ---- order of calls -------------------------------------------------------------------------- */
 
 static void test_seal_again_takes_the_place(void **state)
 {
@@ -443,7 +443,7 @@ static void test_zero_replies_close_requests(void **state)
     kit_none(); /* no second reply */
 }
 
-/* ---- joining again ----------------------------------------------------------------------------------- */
+/* ---- joining again --------------------------------------------------------------------------- */
 
 /* A sealed job of two that lost rank 1; both are back. */
 static void start_again(void)
