@@ -70,9 +70,10 @@ gw_install_deps() {
     echo "${0##*/}: installing $missing"
     log=$(mktemp "${TMPDIR:-/tmp}/gradwire-apt.XXXXXX")
     # shellcheck disable=SC2086 # a list of words
-    if ! { "${as_root[@]}" apt-get -q update &&
+    if ! { "${as_root[@]}" apt-get -q -o DPkg::Lock::Timeout=120 -o Acquire::Retries=3 update &&
            "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
-               apt-get -q -y --no-install-recommends install $missing; } >"$log" 2>&1; then
+               apt-get -q -y -o DPkg::Lock::Timeout=120 -o Acquire::Retries=3 \
+               --no-install-recommends install $missing; } >"$log" 2>&1; then
         tail -n 20 "$log" >&2
         rm -f "$log"
         echo "${0##*/}: apt-get could not install: $missing" >&2

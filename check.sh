@@ -1,0 +1,80 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# Installs what is missing, builds gradwire four ways, runs every test, and prints the totals last:
+#
+#   release   all tests but those that drop an ordering edge
+#   debug     the tests that drop one (GW_TEST_EDGES)
+#   asan      AddressSanitizer and UndefinedBehaviorSanitizer: unit, fuzz, end to end, security
+#   tsan      ThreadSanitizer: the tests of shared pages
+#
+# use: ./check.sh [release] [debug] [asan] [tsan]     (none: all)
+# Output of each step is in build/<preset>/*.log. Exit code 0 only if nothing failed.
+set -uo pipefail
+
+cd -- "$(dirname -- "${BASH_SOURCE[0]}")" || exit 1
+presets=("$@")
+(( $# )) || presets=(release debug asan tsan)
+for preset in "${presets[@]}"; do
+    case $preset in
+        release | debug | asan | tsan) ;;
+        *) echo "use: ./check.sh [release] [debug] [asan] [tsan]" >&2; exit 64 ;;
+    esac
+done
+
+. cmake/deps.sh
+gw_install_deps test
+jobs=$(nproc)
+# Neither a caller's settings nor a running daemon of the node may decide anything.
+unset GRADWIRE_SOCKET GRADWIRE_RUNTIME_DIR GRADWIRE_ENGINE GRADWIRE_DROP_EDGE GRADWIRE_DEBUG
+unset LD_PRELOAD ASAN_OPTIONS UBSAN_OPTIONS LSAN_OPTIONS TSAN_OPTIONS CFLAGS LDFLAGS DESTDIR
+
+failed=() results=()
+
+# step PRESET NAME COMMAND...: output into build/PRESET/NAME.log; its end is shown on failure
+step() {
+    local preset=$1 name=$2 log=build/$1/$2.log started=$SECONDS
+    shift 2
+    printf 'check.sh: %-8s %-10s' "$preset" "$name"
+    if "$@" >"$log" 2>&1; then
+        printf ' %4d s\n' $((SECONDS - started))
+    else
+        printf ' %4d s  FAILED, see %s\n' $((SECONDS - started)) "$log"
+        return 1
+    fi
+}
+
+run_tests() {
+    local preset=$1
+    local -a which
+    case $preset in
+        release) which=(-LE '^edges$') ;;
+        debug) which=(-L '^edges$') ;;
+        asan) which=(-L '^(unit|fuzz|e2e|security)$') ;;
+        tsan) which=(-L '^tsan$') ;;
+    esac
+    rm -rf "build/$preset/junit" "build/$preset/reports" "build/$preset/ctest.xml"
+    mkdir -p "build/$preset/junit" "build/$preset/reports"
+    step "$preset" test ctest --test-dir "build/$preset" -j "$jobs" --output-on-failure \
+        --no-tests=error --output-junit ctest.xml --test-output-size-passed 10000000 \
+        --test-output-size-failed 10000000 "${which[@]}"
+}
+
+for preset in "${presets[@]}"; do
+    mkdir -p "build/$preset"
+    target=all
+    [[ $preset != tsan ]] || target=gw_tsan_tests
+    if ! step "$preset" configure cmake --preset "$preset" -DGW_TESTS=ON ||
+       ! step "$preset" build cmake --build --preset "$preset" --target "$target" -j "$jobs"; then
+        tail -n 30 "build/$preset/configure.log" "build/$preset/build.log" 2>/dev/null
+        failed+=(--failed "build of $preset")
+        continue
+    fi
+    if ! run_tests "$preset"; then
+        sed -n '/The following tests FAILED/,$p' "build/$preset/test.log"
+    fi
+    results+=("$preset=build/$preset")
+done
+
+echo
+exec python3 -B tests/summary.py "${failed[@]}" "${results[@]}"

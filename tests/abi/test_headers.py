@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every public header compiles alone, as strict C99 and as C++, with warnings as errors."""
+import os
+import pathlib
+import shutil
+import subprocess
+
+import pytest
+
+ROOT = pathlib.Path(os.environ.get("GRADWIRE_SOURCE") or pathlib.Path(__file__).parents[2])
+HEADERS = sorted(p.relative_to(ROOT / "include") for p in (ROOT / "include").rglob("*.h"))
+LANGUAGES = [
+    ("cc", "c", ["-std=c99", "-Wstrict-prototypes", "-Wmissing-prototypes"]),
+    ("g++", "c++", ["-std=c++11", "-Wold-style-cast"]),
+    ("g++", "c++", ["-std=c++20"]),
+]
+WARNINGS = ["-pedantic-errors", "-Wall", "-Wextra", "-Wshadow", "-Wconversion", "-Werror"]
+
+
+def compile_text(source, compiler, language, flags, *more):
+    if not shutil.which(compiler):
+        pytest.skip(f"no {compiler}")
+    return subprocess.run([compiler, "-x", language, *flags, *WARNINGS, "-fsyntax-only",
+                           "-I", ROOT / "include", *more, "-"],
+                          input=source, text=True, capture_output=True, timeout=60)
+
+
+def test_there_are_public_headers():
+    assert {str(h) for h in HEADERS} == {"gradwire/gradwire.h", "gradwire/errors.h"}
+
+
+@pytest.mark.parametrize("compiler, language, flags", LANGUAGES)
+@pytest.mark.parametrize("header", HEADERS, ids=str)
+def test_header_compiles_alone(header, compiler, language, flags):
+    done = compile_text(f"#include <{header}>\n#include <{header}>\nint main(void);\n"
+                        "int main(void) { return 0; }\n", compiler, language, flags)
+    assert done.returncode == 0, done.stderr
+
+
+def test_both_headers_need_no_project_macro():
+    """No _GNU_SOURCE, no include of ours but <gradwire/...>."""
+    for header in HEADERS:
+        for line in (ROOT / "include" / header).read_text().splitlines():
+            if line.startswith("#include"):
+                assert line in ("#include <stddef.h>", "#include <stdint.h>",
+                                "#include <gradwire/errors.h>"), f"{header}: {line}"
+
+
+def test_struct_size_comes_first():
+    """Option structs can grow: their first field says how large the caller's is."""
+    source = "#include <gradwire/gradwire.h>\n" + "".join(
+        f"typedef char c_{s}[offsetof(struct {s}, struct_size) == 0 ? 1 : -1];\n"
+        for s in ("gw_job_options", "gw_zero_options", "gw_op_options", "gw_stats"))
+    done = compile_text(source, "cc", "c", ["-std=c99"])
+    assert done.returncode == 0, done.stderr

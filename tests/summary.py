@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Adds up what CTest ran, and looks inside: pytest's and cmocka's own tests count one by one.
+
+use: summary.py [--failed TEXT]... NAME=BUILD_DIR...
+
+Per build: BUILD_DIR/ctest.xml (ctest --output-junit), BUILD_DIR/junit/<test>.xml (pytest), and
+BUILD_DIR/reports/ (sanitizers; any file there is a failure). The last line is the total alone,
+"N passed, N failed, N skipped"; the reason of each skip stands before it. Exit code 1 when something
+failed or nothing ran.
+"""
+import argparse
+import collections
+import pathlib
+import re
+import sys
+import xml.etree.ElementTree as ET
+
+CMOCKA = {word: re.compile(rf"^\[\s*{word}\s*\] (\d+) test\(s\)", re.M)
+          for word in ("PASSED", "FAILED", "SKIPPED")}
+SKIP_LINE = re.compile(r"^\s*SKIP: *(.+)$", re.M)
+
+
+class Total:
+    def __init__(self):
+        self.passed, self.failed, self.skipped = 0, [], []
+
+    def add(self, other):
+        self.passed += other.passed
+        self.failed += other.failed
+        self.skipped += other.skipped
+
+    def __str__(self):
+        return f"{self.passed} passed, {len(self.failed)} failed, {len(self.skipped)} skipped"
+
+
+def of_pytest(path, name):
+    total = Total()
+    for case in ET.parse(path).iter("testcase"):
+        full = f"{name}: {case.get('name')}"
+        skip = case.find("skipped")
+        if case.find("failure") is not None or case.find("error") is not None:
+            total.failed.append(full)
+        elif skip is None:
+            total.passed += 1
+        elif skip.get("type") == "pytest.xfail":
+            total.passed += 1
+        else:
+            total.skipped.append((full, skip.get("message") or "no reason given"))
+    return total
+
+
+def of_cmocka(output, name):
+    """None when the output is no cmocka program's."""
+    counts = {word: pattern.search(output) for word, pattern in CMOCKA.items()}
+    if not counts["PASSED"] and not counts["FAILED"]:
+        return None
+    number = {word: int(found.group(1)) if found else 0 for word, found in counts.items()}
+    names = re.findall(r"^\[\s*FAILED\s*\] (?!\d+ test)(\S+)", output, re.M)
+    reasons = SKIP_LINE.findall(output)
+    total = Total()
+    total.passed = number["PASSED"]
+    total.failed = [f"{name}: {n}" for n in dict.fromkeys(names)]
+    total.failed += [name] * (number["FAILED"] - len(total.failed))
+    for k in range(number["SKIPPED"]):
+        total.skipped.append((name, reasons[k] if k < len(reasons) else "no reason given"))
+    return total
+
+
+def of_case(case, junit):
+    """One CTest test: its own tests if it tells them, else itself."""
+    name, status = case.get("name"), case.get("status")
+    output = case.findtext("system-out") or ""
+    inside = None
+    if (junit / f"{name}.xml").exists():
+        try:
+            inside = of_pytest(junit / f"{name}.xml", name)
+        except ET.ParseError:  # killed while writing
+            inside = None
+    elif status != "notrun":
+        inside = of_cmocka(output, name)
+    total = inside or Total()
+    if status == "run":
+        if inside is None:
+            total.passed = 1
+    elif status == "notrun":
+        skip = case.find("skipped")
+        reason = SKIP_LINE.search(output)
+        message = skip.get("message") if skip is not None else "did not run"
+        if skip is not None and "SKIP_RETURN_CODE" in message:
+            total.skipped.append((name, reason.group(1) if reason else "no reason given"))
+        elif skip is not None and "SKIP_REGULAR" in message:
+            total.skipped.append((name, reason.group(1) if reason else message))
+        else:  # program not found, fixture failed
+            total.failed.append(f"{name} ({message})")
+    elif not total.failed:  # a deadline, a crash, an exit code
+        failure = case.find("failure")
+        message = failure.get("message") if failure is not None else status
+        total.failed.append(f"{name} ({message or 'failed'})")
+    return total
+
+
+def of_build(name, directory):
+    total = Total()
+    try:
+        cases = list(ET.parse(directory / "ctest.xml").iter("testcase"))
+    except (OSError, ET.ParseError) as error:
+        total.failed.append(f"{name}: no results of CTest ({error})")
+        return total
+    for case in cases:
+        total.add(of_case(case, directory / "junit"))
+    if not cases:
+        total.failed.append(f"{name}: no test ran")
+    for path in sorted((directory / "reports").glob("*")):
+        text = path.read_text(errors="replace")
+        if text.strip():
+            total.failed.append(f"{name}: sanitizer report {path.name}")
+            print(f"--- {path}\n" + "\n".join(text.splitlines()[:40]))
+    return total
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--failed", action="append", default=[])
+    parser.add_argument("builds", nargs="*")
+    args = parser.parse_args()
+    total = Total()
+    total.failed += args.failed
+    for build in args.builds:
+        name, directory = build.split("=", 1)
+        one = of_build(name, pathlib.Path(directory))
+        print(f"{name + ':':<9}{one}")
+        one.failed = [f"[{name}] {what}" for what in one.failed]
+        total.add(one)
+    for what in total.failed:
+        print(f"failed:  {what}")
+    reasons = collections.defaultdict(list)
+    for what, reason in total.skipped:
+        reasons[reason].append(what)
+    for reason, tests in sorted(reasons.items()):
+        print(f"skipped: {len(tests)} times: {reason} ({tests[0]}{', ...' if len(tests) > 1 else ''})")
+    print(total)
+    return 1 if total.failed or not total.passed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
