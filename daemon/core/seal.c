@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Seal: all ranks say what they train and how; if they agree, the layout is made, the engine is
- * told to make memory, and the ZeRO layer begins. What was sealed once outlives generations: ranks that
- * join again must seal the same.
+ * told to make memory, and the ZeRO layer begins. What was sealed once outlives generations: ranks
+ * that join again must seal the same.
  *
  *   SEAL of each rank -> compare -> layout, zero -> BUILD ... BUILT -> SEALED to each rank
  *
