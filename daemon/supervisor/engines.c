@@ -9,6 +9,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,8 +22,23 @@
 #include "daemon/supervisor/supervisor.h"
 
 #define RECONNECT_NS 50000000ull
+#define EXIT_GRACE_NS 500000000ull
 
 /* ---- record -------------------------------------------------------------------------------- */
+
+/* Why clients that wait are sent away: the first reason is the cause of those after it. */
+__attribute__((format(printf, 3, 4))) static void set_end(struct engine *engine, int code,
+                                                          const char *format, ...)
+{
+    va_list list;
+
+    if (engine->end_code != 0)
+        return;
+    engine->end_code = code;
+    va_start(list, format);
+    (void)vsnprintf(engine->end_text, sizeof(engine->end_text), format, list);
+    va_end(list);
+}
 
 static void on_alarm(void *owner)
 {
@@ -33,10 +49,8 @@ static void on_alarm(void *owner)
         log_warning("engine %d did not end when told; killing it", (int)engine->pid);
         engine_kill(engine);
     } else if (engine->state == ENGINE_STARTING) {
-        engine->end_code = GW_E_TIMEOUT;
-        (void)snprintf(engine->end_text, sizeof(engine->end_text),
-                       "the engine was not ready within %llu s; it has been killed",
-                       SUP_ENGINE_READY_NS / 1000000000ull);
+        set_end(engine, GW_E_TIMEOUT, "the engine was not ready %s; it has been killed",
+                engine->channel == NULL ? "and closed its channel" : "within 10 s");
         engine_kill(engine);
     } else if (engine->state == ENGINE_ADOPTING) {
         if (engine->channel != NULL) {
@@ -166,7 +180,7 @@ static void channel_lost(struct engine *engine)
 {
     engine->channel = watch_free(engine->channel);
     if (engine->state == ENGINE_STARTING) {
-        engine_kill(engine); /* if it still runs; its process event ends the rest */
+        alarm_set(engine->alarm, EXIT_GRACE_NS); /* mostly it exits, and says why by its code */
         return;
     }
     engine->state = ENGINE_ADOPTING;
@@ -179,11 +193,7 @@ static void channel_lost(struct engine *engine)
 static void channel_refuse(struct engine *engine, const char *why)
 {
     log_error("engine %d (%s): %s; its channel is closed", (int)engine->pid, engine->entry, why);
-    if (engine->end_code == 0) {
-        engine->end_code = GW_E_INTERNAL;
-        (void)snprintf(engine->end_text, sizeof(engine->end_text), "the engine misbehaved: %s",
-                       why);
-    }
+    set_end(engine, GW_E_INTERNAL, "the engine misbehaved: %s", why);
     channel_lost(engine);
     if (engine->state == ENGINE_ADOPTING)
         alarm_set(engine->alarm, SUP_ENGINE_READY_NS);
@@ -319,17 +329,14 @@ static void describe_exit(struct engine *engine, int status)
 {
     char report[GW_TEXT_MAX + 1];
 
-    if (engine->end_code != 0)
-        return;
-    engine->end_code = GW_E_ENGINE_LOST;
     if (spawn_report(engine, report, sizeof(report)))
-        memcpy(engine->end_text, report, sizeof(report));
+        set_end(engine, GW_E_ENGINE_LOST, "%s", report);
     else if (WIFSIGNALED(status))
-        (void)snprintf(engine->end_text, sizeof(engine->end_text),
-                       "the job's engine was killed by signal %d", WTERMSIG(status));
+        set_end(engine, GW_E_ENGINE_LOST, "the job's engine was killed by signal %d",
+                WTERMSIG(status));
     else
-        (void)snprintf(engine->end_text, sizeof(engine->end_text),
-                       "the job's engine ended with exit code %d", WEXITSTATUS(status));
+        set_end(engine, GW_E_ENGINE_LOST, "the job's engine ended with exit code %d",
+                WEXITSTATUS(status));
 }
 
 static void on_process(void *owner, int events)
@@ -362,8 +369,7 @@ void engine_end(struct engine *engine)
 
     engine->ending = true;
     if (engine->state == ENGINE_STARTING) {
-        engine->end_code = GW_E_DRAINING;
-        (void)snprintf(engine->end_text, sizeof(engine->end_text), "gradwired stops its engines");
+        set_end(engine, GW_E_DRAINING, "gradwired stops its engines");
         engine_kill(engine);
     } else if (engine->state == ENGINE_LIVE) {
         (void)packet_send_msg(watch_fd(engine->channel), &msg, -1);

@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <stdarg.h>
+#include <stdlib.h>
 #include <unistd.h>
 
 #include "daemon/base/text.h"
@@ -13,7 +14,7 @@ static bool log_plain = true;
 
 void log_start(bool plain)
 {
-    log_plain = plain;
+    log_plain = plain || getenv("JOURNAL_STREAM") == NULL;
 }
 
 void log_set_level(enum conf_level level)

@@ -2,8 +2,9 @@
 /*
  * gradwired's log: one line per message on stderr, names and counts only, never values.
  *
- * Loop thread only. With --foreground the lines are plain; else they start with the "<6>" priority
- * that journald takes off. Text that a client chose must be escaped by the caller.
+ * Loop thread only. Where stderr goes to the journal ($JOURNAL_STREAM, without --foreground) lines
+ * start with the "<6>" priority that journald takes off, else with the program's name. Text that a
+ * client chose must be escaped by the caller.
  */
 #ifndef GW_SUPERVISOR_LOG_H
 #define GW_SUPERVISOR_LOG_H
