@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Plan of one rank's gathers in stage 3: which fetch unit is resident, where in the pool, and what
+ * is gathered ahead. It takes decisions and starts nothing; its only inputs are the layout, the
+ * rank's fetches and releases, and the sequence they made in the last step. Never completions,
+ * other ranks or time. Pure; one thread per object.
+ *
+ * A residency of a fetch unit starts with its gather and ends when nothing of it is fetched and
+ * either all its registered units have been fetched in it, or another fetch unit has been fetched
+ * since, or the step ends. So a pass over merged units gathers them once, and forward and backward
+ * gather each unit twice. The order of first fetches is recorded, residency by residency, and the
+ * next step gathers ahead along it: as far as prefetch_bytes (gathered and not yet fetched) and
+ * the budget (all residencies) allow, never past the step's end. A fetch out of order moves on to
+ * its next occurrence in the record; if there is none, nothing is gathered ahead until the step ends.
+ *
+ * All residencies together take at most budget + the largest fetch unit.
+ */
+#ifndef GW_CORE_PREFETCH_H
+#define GW_CORE_PREFETCH_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "daemon/core/layout.h"
+
+struct prefetch;
+
+struct prefetch_config {
+    uint64_t budget_bytes;
+    uint64_t ahead_bytes; /* of gathered ahead and not yet fetched; 0: nothing is */
+    bool no_pool_free;    /* tests: edge POOL_FREE dropped, all residencies at offset 0 */
+};
+
+/* A gather that the caller starts now. */
+struct prefetch_gather {
+    uint32_t fetch_unit;
+    uint64_t offset_bytes; /* in the pool */
+};
+
+struct prefetch_figures {
+    uint64_t hits, misses; /* residencies whose first fetch found them gathered ahead, or not */
+    uint64_t drops;        /* gathered ahead and given up unfetched */
+    uint64_t bytes_now, bytes_max;
+};
+
+/* The layout (stage 3) stays the caller's. GW_E_NOMEM. */
+int prefetch_new(const struct layout *layout, const struct prefetch_config *config,
+                 struct prefetch **ret_plan);
+struct prefetch *prefetch_free(struct prefetch *plan);
+
+/* The rank fetches a registered unit that has buckets. 0: its fetch unit is gathered or being
+ * gathered, at *ret_gather; 1: the caller gathers it to *ret_gather now; GW_E_BUDGET: the units
+ * held leave no room. */
+int prefetch_fetch(struct prefetch *plan, uint32_t unit, struct prefetch_gather *ret_gather);
+/* ... and releases it: once for each fetch. */
+void prefetch_release(struct prefetch *plan, uint32_t unit);
+/* After a fetch or release: the next gather ahead to start now; false: no more. */
+bool prefetch_ahead(struct prefetch *plan, struct prefetch_gather *ret_gather);
+/* Everything has been released. The step's sequence becomes the recorded one. */
+void prefetch_step_end(struct prefetch *plan);
+/* As new, but for the figures. */
+void prefetch_reset(struct prefetch *plan);
+
+struct prefetch_figures prefetch_figures(const struct prefetch *plan);
+/* The largest number of residencies a step's sequence may hold; later ones are not recorded. */
+uint32_t prefetch_sequence_max(const struct prefetch *plan);
+
+#endif

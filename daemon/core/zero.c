@@ -1,0 +1,494 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The ZeRO layer: set-up, the way of an event through its parts, the backlog of ranks that run
+ * ahead, and re-attaching after a loss. Pure; one thread. zero_internal.h has the map.
+ */
+#include "daemon/core/zero_internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- texts and replies ----------------------------------------------------------------------------------- */
+
+int zero_fail_start(struct zero *z, int code, uint32_t rank, struct text *ret_text)
+{
+    z->fault.code = code;
+    z->fault.rank = rank;
+    text_start(ret_text, z->fault.text, sizeof(z->fault.text));
+    return code;
+}
+
+int zero_fail(struct zero *z, int code, uint32_t rank, const char *format, ...)
+{
+    struct text text;
+    va_list arguments;
+
+    (void)zero_fail_start(z, code, rank, &text);
+    va_start(arguments, format);
+    text_addv(&text, format, arguments);
+    va_end(arguments);
+    return code;
+}
+
+void zero_reply(struct zero *z, uint32_t rank, uint32_t request, int code, const char *format, ...)
+{
+    struct core_effect *effect = effects_add(z->effects, CORE_EFF_REPLY);
+    struct text text = TEXT(effect->reply.u.done.text);
+    va_list arguments;
+
+    effect->rank = rank;
+    effect->reply.type = WIRE_DONE;
+    effect->reply.request = request;
+    effect->reply.u.done.code = code;
+    va_start(arguments, format);
+    text_addv(&text, format, arguments);
+    va_end(arguments);
+}
+
+const char *zero_param_name(const struct zero *z, uint32_t param)
+{
+    return layout_name(z->layout, layout_params(z->layout)[param].name_at);
+}
+
+const char *zero_unit_name(const struct zero *z, uint32_t unit)
+{
+    return layout_name(z->layout, layout_units(z->layout)[unit].name_at);
+}
+
+/* ---- set-up ------------------------------------------------------------------------------------------------ */
+
+/* calloc of a product, at least one element, so that NULL means lack of memory only. */
+static void *table(uint64_t a, uint64_t b, uint64_t c, size_t element)
+{
+    uint64_t count;
+
+    if (__builtin_mul_overflow(a, b, &count) || __builtin_mul_overflow(count, c, &count) ||
+        count > SIZE_MAX / element)
+        return NULL;
+    return calloc(count ? count : 1, element);
+}
+
+static int allocate(struct zero *z)
+{
+    uint64_t n = z->world, b = z->buckets;
+
+    z->members = table(n, 1, 1, sizeof(*z->members));
+    z->ranks = table(n, 1, 1, sizeof(*z->ranks));
+    z->piece_bits = table(n, z->pieces, 1, sizeof(*z->piece_bits));
+    z->entries = table(n, b, 1, sizeof(*z->entries));
+    z->contributions = table(n, b, z->depth, sizeof(*z->contributions));
+    z->tokens = table(n, z->token_keys, 1, sizeof(*z->tokens));
+    z->slot_table = table(n, z->slots, 1, sizeof(*z->slot_table));
+    z->due = table(b, z->depth, 1, sizeof(*z->due));
+    z->done = table(b, 1, 1, sizeof(*z->done));
+    z->launched = table(b, 1, 1, sizeof(*z->launched));
+    z->valid = table(b, 1, 1, 1);
+    z->zeroed = table(b, 1, 1, 1);
+    z->used_bits = table(((uint64_t)z->params + 7) / 8, 1, 1, 1);
+    z->order = table(b, 1, 1, sizeof(*z->order));
+    z->recorded = table(b, 1, 1, sizeof(*z->recorded));
+    z->unit_fetches = table(n, z->units, 1, sizeof(*z->unit_fetches));
+    z->unit_held = table(n, z->units, 1, sizeof(*z->unit_held));
+    z->unit_gather = table(n, z->fetch_units, 1, sizeof(*z->unit_gather));
+    if (!z->members || !z->ranks || !z->piece_bits || !z->entries || !z->contributions ||
+        !z->tokens || !z->slot_table || !z->due || !z->done || !z->launched || !z->valid ||
+        !z->zeroed || !z->used_bits || !z->order || !z->recorded || !z->unit_fetches ||
+        !z->unit_held || !z->unit_gather)
+        return GW_E_NOMEM;
+    return ops_init(z);
+}
+
+static int make_plans(struct zero *z)
+{
+    struct prefetch_config config = {
+        .budget_bytes = z->memory.gather_bytes,
+        .ahead_bytes = z->options.overlap_off ? 0 : z->memory.prefetch_bytes,
+        .no_pool_free = !zero_edge(z, EDGE_POOL_FREE),
+    };
+    int r;
+
+    for (uint32_t rank = 0; rank < z->world && z->memory.stage == 3; rank++) {
+        r = prefetch_new(z->layout, &config, &z->ranks[rank].plan);
+        if (r < 0)
+            return r;
+    }
+    return 0;
+}
+
+static void first_order(struct zero *z)
+{
+    for (uint32_t b = 0; b < z->buckets; b++)
+        z->order[b] = z->buckets - 1 - b;
+}
+
+static void fill(struct zero *z, const struct layout *layout, const struct wire_seal *options,
+                 uint32_t world, uint64_t drop_edges)
+{
+    const struct gw_layout_page *page = layout_page(layout);
+
+    z->layout = layout;
+    z->options = *options;
+    z->world = world;
+    z->everyone = world == 64 ? UINT64_MAX : ZERO_BIT(world) - 1;
+    z->drop = drop_edges;
+    memory_init(&z->memory, layout, options, world);
+    z->scale = (float)(options->scale != 0 ? options->scale : 1.0 / world);
+    z->buckets = page->buckets;
+    z->pieces = page->pieces;
+    z->params = page->params;
+    z->units = page->units;
+    z->fetch_units = page->fetch_units;
+    z->depth = z->memory.local ? 1 : z->memory.micro_steps;
+    z->slots = z->memory.ring ? z->memory.ring_slots + GW_OVERFLOW_MAX : 0;
+    z->token_keys = z->memory.ring ? z->slots : z->buckets;
+}
+
+int zero_new(const struct layout *layout, const struct wire_seal *options, uint32_t world,
+             uint64_t drop_edges, struct effects *effects, struct zero **ret_zero)
+{
+    struct zero *z;
+    int r;
+
+    if (world == 0 || world > GW_RANKS_MAX)
+        return GW_E_INVALID;
+    z = calloc(1, sizeof(*z));
+    if (!z)
+        return GW_E_NOMEM;
+    z->effects = effects;
+    fill(z, layout, options, world, drop_edges);
+    r = allocate(z);
+    if (r == 0)
+        r = make_plans(z);
+    if (r < 0) {
+        zero_free(z);
+        return r;
+    }
+    for (uint32_t rank = 0; rank < world; rank++)
+        z->members[rank] = rank;
+    first_order(z);
+    grad_reset_step(z);
+    *ret_zero = z;
+    return 0;
+}
+
+static void queue_clear(struct zero_queue *queue)
+{
+    while (queue->head)
+        zero_queue_drop(queue);
+}
+
+struct zero *zero_free(struct zero *z)
+{
+    if (!z)
+        return NULL;
+    ops_free(z);
+    measure_reset(z);
+    for (uint32_t r = 0; z->ranks && r < z->world; r++) {
+        queue_clear(&z->ranks[r].backlog);
+        queue_clear(&z->ranks[r].fetches);
+        prefetch_free(z->ranks[r].plan);
+    }
+    free(z->members);
+    free(z->ranks);
+    free(z->piece_bits);
+    free(z->entries);
+    free(z->contributions);
+    free(z->tokens);
+    free(z->slot_table);
+    free(z->due);
+    free(z->done);
+    free(z->launched);
+    free(z->valid);
+    free(z->zeroed);
+    free(z->used_bits);
+    free(z->order);
+    free(z->recorded);
+    free(z->unit_fetches);
+    free(z->unit_held);
+    free(z->unit_gather);
+    free(z);
+    return NULL;
+}
+
+/* ---- queues ------------------------------------------------------------------------------------------------ */
+
+int zero_queue_put(struct zero *z, struct zero_queue *queue, uint32_t rank,
+                   const struct zero_late *what, const struct wire_ready_entry *entries)
+{
+    size_t bytes = what->count * sizeof(*entries);
+    struct zero_late *late;
+
+    if (queue->count == ZERO_BACKLOG)
+        return zero_fail(z, GW_E_LIMIT, rank,
+                         "rank %u is more than %u messages ahead of the others", rank,
+                         ZERO_BACKLOG);
+    late = malloc(sizeof(*late) + bytes);
+    if (!late)
+        return zero_fail(z, GW_E_NOMEM, rank, "no memory to keep a message of rank %u", rank);
+    *late = *what;
+    late->next = NULL;
+    if (bytes)
+        memcpy(late->entries, entries, bytes);
+    if (queue->tail)
+        queue->tail->next = late;
+    else
+        queue->head = late;
+    queue->tail = late;
+    queue->count++;
+    return 0;
+}
+
+void zero_queue_drop(struct zero_queue *queue)
+{
+    struct zero_late *late = queue->head;
+
+    queue->head = late->next;
+    if (!queue->head)
+        queue->tail = NULL;
+    queue->count--;
+    free(late);
+}
+
+/* ---- events -------------------------------------------------------------------------------------------------- */
+
+static bool goes_on(uint16_t type)
+{
+    return type == WIRE_READY || type == WIRE_MICRO_END || type == WIRE_STEP_END ||
+           type == WIRE_FETCH;
+}
+
+/* For the ledger's step; a rank that has ended it must wait. */
+static bool is_ledger(uint16_t type)
+{
+    return type == WIRE_READY || type == WIRE_MICRO_END || type == WIRE_STEP_END;
+}
+
+static int end_step(struct zero *z, uint32_t rank)
+{
+    int r;
+
+    if (z->ranks[rank].update == UPDATE_BEGUN)
+        return zero_fail(z, GW_E_STATE, rank,
+                         "rank %u ended step %llu inside its update of step %llu: commit it first",
+                         rank, (unsigned long long)z->ranks[rank].ended + 1,
+                         (unsigned long long)z->ranks[rank].ended);
+    r = fetch_step_end(z, rank);
+    return r < 0 ? r : grad_step_end(z, rank);
+}
+
+/* One message in the rank's order. 1: not yet. */
+static int handle(struct zero *z, uint32_t rank, const struct zero_late *what,
+                  const struct wire_ready_entry *entries)
+{
+    if (z->measure.running && what->type != WIRE_RELEASE)
+        return zero_fail(z, GW_E_STATE, rank, "rank %u sent %s while it measures", rank,
+                         wire_type_name(what->type));
+    if (goes_on(what->type))
+        step_touch(z, rank);
+    if (is_ledger(what->type) && z->ranks[rank].ended > z->step)
+        return 1;
+    switch (what->type) {
+    case WIRE_READY:
+        return grad_ready(z, rank, entries, what->count);
+    case WIRE_MICRO_END:
+        return grad_micro_end(z, rank);
+    case WIRE_STEP_END:
+        return end_step(z, rank);
+    case WIRE_UPDATE_BEGIN:
+        return step_update_begin(z, rank);
+    case WIRE_UPDATE_COMMIT:
+        return step_update_commit(z, rank);
+    case WIRE_FETCH:
+        return fetch_declare(z, rank, what->unit);
+    case WIRE_RELEASE:
+        return fetch_release(z, rank, what->unit);
+    default:
+        return zero_fail(z, GW_E_INTERNAL, rank, "the ZeRO layer was given a message %s",
+                         wire_type_name(what->type));
+    }
+}
+
+/* Messages of a rank are handled in order, so what follows one that must wait waits too. */
+static int in_order(struct zero *z, uint32_t rank, const struct wire_msg *msg)
+{
+    struct zero_late late = {.now_ns = z->now_ns, .type = msg->type};
+    const struct wire_ready_entry *entries = NULL;
+    int r = 1;
+
+    if (msg->type == WIRE_READY) {
+        late.count = msg->u.ready.count;
+        entries = msg->u.ready.entries;
+    } else if (msg->type == WIRE_FETCH || msg->type == WIRE_RELEASE) {
+        late.unit = msg->u.unit.unit;
+    }
+    if (!z->ranks[rank].backlog.count)
+        r = handle(z, rank, &late, entries);
+    return r == 1 ? zero_queue_put(z, &z->ranks[rank].backlog, rank, &late, entries) : r;
+}
+
+static int replay(struct zero *z, uint32_t rank, bool *ret_some)
+{
+    struct zero_queue *queue = &z->ranks[rank].backlog;
+    uint64_t now_ns = z->now_ns;
+    int r = 0;
+
+    while (queue->head && r == 0) {
+        z->now_ns = queue->head->now_ns; /* it was declared then, not now */
+        r = handle(z, rank, queue->head, queue->head->entries);
+        if (r == 1)
+            break;
+        zero_queue_drop(queue);
+        *ret_some = true;
+    }
+    z->now_ns = now_ns;
+    return r == 1 ? 0 : r;
+}
+
+int zero_pump(struct zero *z)
+{
+    bool some = true;
+    int r;
+
+    while (some) {
+        some = step_gate(z);
+        r = fetch_pump(z);
+        if (r < 0)
+            return r;
+        some |= launch_reductions(z);
+        some |= step_close(z);
+        for (uint32_t rank = 0; rank < z->world; rank++) {
+            r = replay(z, rank, &some);
+            if (r < 0)
+                return r;
+        }
+    }
+    step_open_updates(z);
+    slot_pump(z);
+    measure_pump(z);
+    io_pump(z);
+    return z->no_memory ? zero_fail(z, GW_E_NOMEM, UINT32_MAX, "no memory in the engine") : 0;
+}
+
+static int request(struct zero *z, uint32_t rank, const struct wire_msg *msg)
+{
+    switch (msg->type) {
+    case WIRE_ACQUIRE:
+        return slot_acquire(z, rank, msg->request, msg->u.acquire.bucket);
+    case WIRE_PARAM_IO:
+        io_request(z, rank, msg);
+        return 0;
+    case WIRE_MEASURE:
+        measure_request(z, rank, msg->request);
+        return 0;
+    default:
+        return in_order(z, rank, msg);
+    }
+}
+
+int zero_event(struct zero *z, uint64_t now_ns, const struct core_event *event,
+               struct core_fault *ret_fault)
+{
+    int r = 0;
+
+    z->now_ns = now_ns;
+    if (event->rank >= z->world)
+        r = zero_fail(z, GW_E_INTERNAL, UINT32_MAX, "an event of rank %u of %u", event->rank,
+                      z->world);
+    else if (event->kind == CORE_EV_OVERFLOW)
+        slot_overflow(z, event->rank, event->code);
+    else
+        r = request(z, event->rank, event->msg);
+    if (r == 0)
+        r = zero_pump(z);
+    if (r < 0)
+        *ret_fault = z->fault;
+    return r;
+}
+
+/* ---- re-attaching ---------------------------------------------------------------------------------------------- */
+
+/* Shards must hold the same version everywhere: nobody inside an open window, and of the last step
+ * either all updates or none. */
+static int check_torn(struct zero *z)
+{
+    for (uint32_t r = 0; r < z->world; r++) {
+        const struct zero_rank *rank = &z->ranks[r];
+
+        if (rank->update == UPDATE_BEGUN && z->update_open >= rank->ended)
+            return zero_fail(z, GW_E_TORN, r,
+                             "the shard of rank %u was left inside its update of step %llu: start "
+                             "the job anew", r, (unsigned long long)rank->ended);
+        if (rank->resolved < z->committed)
+            return zero_fail(z, GW_E_TORN, r,
+                             "the shard of rank %u lacks the update of step %llu, which other "
+                             "ranks have made: start the job anew", r,
+                             (unsigned long long)z->committed);
+    }
+    return 0;
+}
+
+static void reset_rank(struct zero *z, uint32_t rank)
+{
+    struct zero_rank *mine = &z->ranks[rank];
+
+    queue_clear(&mine->backlog);
+    queue_clear(&mine->fetches);
+    mine->ended = mine->resolved = mine->update_told = z->step;
+    mine->update = UPDATE_NONE;
+    mine->held = mine->acquire_count = 0;
+    mine->slot_news = mine->overflow_pending = mine->measure = mine->io.waiting = false;
+    for (uint32_t b = 0; b < z->buckets; b++)
+        *zero_entry(z, rank, b) = (struct zero_entry){.slot = GW_NO_SLOT};
+    if (mine->plan)
+        prefetch_reset(mine->plan);
+}
+
+int zero_reattach(struct zero *z, struct core_fault *ret_fault)
+{
+    size_t slots = (size_t)z->world * z->slots, units = (size_t)z->world * z->units;
+    bool replicas = z->gathered > 0;
+    int r;
+
+    (void)step_gate(z);
+    r = check_torn(z);
+    if (r < 0) {
+        *ret_fault = z->fault;
+        return r;
+    }
+    /* A step that was not resolved by all counts as not made: no shard has seen it. */
+    z->step = z->gate;
+    z->update_open = z->gathered = z->committed = z->gate;
+    for (uint32_t rank = 0; rank < z->world; rank++)
+        reset_rank(z, rank);
+    memset(z->slot_table, 0, slots * sizeof(*z->slot_table));
+    memset(z->tokens, 0, (size_t)z->world * z->token_keys * sizeof(*z->tokens));
+    memset(z->unit_fetches, 0, units * sizeof(*z->unit_fetches));
+    memset(z->unit_held, 0, units * sizeof(*z->unit_held));
+    memset(z->unit_gather, 0, (size_t)z->world * z->fetch_units * sizeof(*z->unit_gather));
+    measure_reset(z);
+    ops_reset(z);
+    first_order(z);
+    grad_reset_step(z);
+    /* The broken generation may not have brought the last update to all replicas. */
+    if (replicas)
+        step_gather_all(z, z->gate, false);
+    return 0;
+}
+
+/* ---- memory ------------------------------------------------------------------------------------------------------- */
+
+uint64_t zero_arena_bytes(const struct zero *z, enum gw_arena_kind kind, int rank)
+{
+    return memory_arena_bytes(&z->memory, kind, rank);
+}
+
+struct core_ref zero_param_slice(const struct zero *z, uint32_t bucket, uint32_t rank)
+{
+    return memory_param_slice(&z->memory, bucket, rank);
+}
+
+struct core_ref zero_param_ref(const struct zero *z, uint32_t param, uint64_t offset,
+                               uint32_t *ret_owner, uint64_t *ret_count)
+{
+    return memory_param_ref(&z->memory, param, offset, ret_owner, ret_count);
+}

@@ -1,0 +1,359 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * State of the ZeRO layer, shared by daemon/core/zero*.c and nobody else. One thread (the core's).
+ *
+ *   zero.c          set-up, events, backlog of ranks that run ahead, the pump
+ *   zero_grad.c     ledger: pieces -> contributions, micro-step and step end
+ *   zero_launch.c   reductions in launch order, local adds, zero fills, their signals
+ *   zero_slot.c     ring slots: who holds them, ACQUIRE, overflow
+ *   zero_step.c     verdict, update windows, versions, gathers of stages 1-2
+ *   zero_fetch.c    fetch and release in all stages
+ *   zero_measure.c  MEASURE
+ *   zero_io.c       PARAM_IO
+ *   zero_ops.c      ops: making them, what is in flight, times
+ *   zero_report.c   oldest wait, who is needed, statistics
+ *
+ * Steps count from 1. `step` is the number of steps that every rank has ended; the ledger holds step
+ * step + 1. A rank that has ended it already is ahead: its next gradients wait in its backlog.
+ * `gate` is the number of steps that every rank has resolved (committed or skipped): parameters of
+ * step gate + 1 may be gathered, and reductions of step gate + 1 may write to shards.
+ */
+#ifndef GW_CORE_ZERO_INTERNAL_H
+#define GW_CORE_ZERO_INTERNAL_H
+
+#include "daemon/base/intervals.h"
+#include "daemon/base/text.h"
+#include "daemon/core/edges.h"
+#include "daemon/core/memory.h"
+#include "daemon/core/prefetch.h"
+#include "daemon/core/zero.h"
+
+#define ZERO_TOKENS 8u       /* different timelines of one contribution */
+#define ZERO_BACKLOG 4096u   /* events of a rank that is ahead; and its fetches in waiting */
+#define ZERO_ACQUIRES 64u    /* ACQUIRE requests of a rank in waiting */
+#define ZERO_COMM_INTERVALS 256u
+#define ZERO_PASSES 3u       /* of a measurement */
+
+/* Bits of a piece, per rank. */
+enum { PIECE_READY = 1, /* in this micro-step */ PIECE_FINAL = 2, PIECE_EVER = 4 /* in this step */ };
+
+/* How a rank fills a bucket under accumulate=local in this step. */
+enum { STYLE_NONE, STYLE_REPLACE, STYLE_RUNNING };
+
+/* One rank's view of one bucket. Counters without "cumulative" start from 0 in each step. */
+struct zero_entry {
+    uint32_t left;     /* pieces outstanding in this micro-step */
+    uint32_t finals;   /* pieces that were final */
+    uint32_t closed;   /* contributions declared */
+    uint32_t slot;     /* ring slot of the open contribution, or GW_NO_SLOT */
+    bool filled;       /* the open contribution has a piece */
+    bool closed_now;   /* declared in this micro-step */
+    bool done;         /* no contribution any more in this step */
+    bool ever;         /* some piece in this step */
+    bool acc_valid;    /* ACC holds this step's sum */
+    bool overflow;     /* an overflow slot was granted for the open contribution */
+    uint8_t style;
+    uint64_t consumed; /* cumulative: value of the BUCKET word once all launched ops are done */
+    uint64_t last_op;  /* the last op that touches the rank's contribution */
+    uint64_t gather_op; /* stages 1-2: last gather of the bucket for the rank */
+};
+
+/* Contribution m of all ranks to one bucket. */
+struct zero_due {
+    uint64_t mask; /* ranks that have declared it */
+    uint64_t first_ns, ready_ns;
+};
+
+struct zero_tokens {
+    uint64_t value[ZERO_TOKENS];
+    uint8_t timeline[ZERO_TOKENS];
+    uint32_t count;
+};
+
+struct zero_slot {
+    bool held;       /* by a contribution that is not launched yet */
+    uint32_t bucket; /* its bucket */
+    uint64_t op;     /* the reduction that reads it, while in flight; else 0 */
+};
+
+enum update_state { UPDATE_NONE, UPDATE_PENDING, UPDATE_BEGUN };
+
+/* A message of a rank, kept for later. */
+struct zero_late {
+    struct zero_late *next;
+    uint64_t now_ns;
+    uint64_t step; /* fetch queue: the rank's step it belongs to */
+    uint16_t type;
+    uint32_t unit;
+    uint32_t count;
+    struct wire_ready_entry entries[];
+};
+
+struct zero_queue {
+    struct zero_late *head, *tail;
+    uint32_t count;
+};
+
+struct zero_acquire {
+    uint32_t request, bucket;
+};
+
+struct zero_comm { /* communication times of a rank, united per step */
+    struct intervals *set[2];
+    uint64_t step[2];
+    uint64_t total_ns; /* of older steps */
+};
+
+struct zero_rank {
+    uint64_t ended;    /* steps the rank has ended */
+    uint64_t resolved; /* ... and committed or skipped */
+    uint64_t ended_ns; /* when it ended the last */
+    enum update_state update; /* of step `ended` */
+    uint64_t update_told; /* value of its board's update word */
+    uint32_t micro;    /* micro-step of the open step, from 0 */
+    uint32_t open_buckets;   /* contributions not yet declared in this micro-step */
+    uint32_t undone_buckets; /* buckets that are not done */
+    uint32_t held;     /* fetches not yet released */
+    struct zero_queue backlog, fetches;
+    struct zero_acquire acquires[ZERO_ACQUIRES];
+    uint32_t acquire_count;
+    bool slot_news;        /* a slot became free since the last ACQUIRED */
+    bool overflow_pending; /* CORE_EFF_OVERFLOW is out for acquires[0] */
+    uint32_t overflows;    /* overflow slots made */
+    struct {
+        bool waiting;
+        uint32_t request;
+        uint32_t write, param;
+        uint64_t offset, count;
+    } io;
+    bool measure;
+    uint32_t measure_request;
+    uint64_t measure_ns;   /* since when it waits */
+    uint64_t comm_alone_ns;
+    struct zero_comm comm;
+    struct prefetch *plan; /* stage 3 */
+};
+
+enum flight_kind { FLIGHT_REDUCE, FLIGHT_GATHER, FLIGHT_OTHER, FLIGHT_MEASURE };
+
+struct zero_flight { /* an op that was launched and is not known to be done */
+    uint64_t id;
+    uint64_t step;
+    uint32_t rank;  /* GATHER */
+    uint32_t index; /* MEASURE: which of a pass's ops */
+    uint8_t kind;
+};
+
+struct zero_measure {
+    uint32_t pass;      /* 0 .. 2 while running */
+    bool running, gathers; /* second half of a pass */
+    uint32_t in_flight;
+    uint32_t reductions, ops; /* of one pass */
+    uint64_t *durations_ns;   /* ZERO_PASSES for each op */
+};
+
+struct zero {
+    const struct layout *layout;
+    struct effects *effects;
+    struct memory memory;
+    struct wire_seal options;
+    uint64_t drop;      /* edges left out */
+    uint32_t world;
+    uint64_t everyone;  /* a bit per rank */
+    float scale;
+    uint32_t buckets, pieces, params, units, fetch_units;
+    uint32_t depth;     /* contributions of a rank kept per bucket and step: micro_steps, or 1 */
+    uint32_t token_keys; /* per rank: slots or buckets */
+    uint32_t slots;      /* per rank, overflow included */
+    uint32_t *members;   /* 0 .. world-1 */
+    struct core_fault fault;
+    bool no_memory;      /* something could not be remembered: the engine must end */
+    uint64_t now_ns;
+
+    struct zero_rank *ranks;
+    uint8_t *piece_bits;       /* rank x piece */
+    struct zero_entry *entries; /* rank x bucket */
+    uint32_t *contributions;   /* rank x bucket x depth: 0 empty; 1 + slot, or 1 */
+    struct zero_tokens *tokens; /* rank x key */
+    struct zero_slot *slot_table; /* rank x slot */
+    struct zero_due *due;      /* bucket x depth */
+    uint64_t *done;            /* bucket: ranks with no contribution any more */
+    uint32_t *launched;        /* bucket: contributions launched this step */
+    uint8_t *valid;            /* bucket: holds a gradient of this step */
+    uint8_t *zeroed;           /* bucket: was set to zero instead */
+    uint8_t *used_bits;
+    uint32_t used_params;
+    uint32_t *order, *recorded; /* bucket ids: launch order; rank 0's in this step */
+    uint32_t recorded_count;
+    uint64_t *unit_fetches;    /* rank x unit, cumulative: served */
+    uint32_t *unit_held;       /* rank x unit */
+    uint64_t *unit_gather;     /* rank x fetch unit, stage 3: last gather op */
+
+    uint64_t step, gate;
+    uint64_t declared;         /* ranks that declared anything in the ledger's step */
+    uint32_t micro_max;        /* of all ranks, in the ledger's step */
+    uint32_t pos_m, pos_i;     /* next in launch order */
+    uint64_t digest;
+    uint64_t reduce_op;        /* last op on the REDUCE stream */
+    uint64_t verdict_op;       /* last verdict; 0 once a reduction waits for it */
+    uint64_t update_open;      /* steps whose update windows are open */
+    uint64_t committed;        /* highest step that some rank has committed */
+    uint64_t gathered;         /* stages 1-2: highest step whose gathers are launched */
+
+    struct zero_flight *flights; /* by id & (flight_room - 1) */
+    uint64_t flight_room;
+    uint32_t flight_count;
+    uint32_t gathers_in_flight;
+    struct zero_measure measure;
+};
+
+/* ---- tables ---------------------------------------------------------------------------------------- */
+
+static inline struct zero_entry *zero_entry(const struct zero *z, uint32_t rank, uint32_t bucket)
+{
+    return &z->entries[(size_t)rank * z->buckets + bucket];
+}
+
+static inline uint8_t *zero_piece_bits(const struct zero *z, uint32_t rank, uint32_t piece)
+{
+    return &z->piece_bits[(size_t)rank * z->pieces + piece];
+}
+
+static inline uint32_t *zero_contribution(const struct zero *z, uint32_t rank, uint32_t bucket,
+                                          uint32_t m)
+{
+    return &z->contributions[((size_t)rank * z->buckets + bucket) * z->depth + m];
+}
+
+static inline struct zero_due *zero_due(const struct zero *z, uint32_t bucket, uint32_t m)
+{
+    return &z->due[(size_t)bucket * z->depth + m];
+}
+
+static inline struct zero_tokens *zero_tokens(const struct zero *z, uint32_t rank, uint32_t key)
+{
+    return &z->tokens[(size_t)rank * z->token_keys + key];
+}
+
+static inline struct zero_slot *zero_slot(const struct zero *z, uint32_t rank, uint32_t slot)
+{
+    return &z->slot_table[(size_t)rank * z->slots + slot];
+}
+
+static inline bool zero_edge(const struct zero *z, enum edge edge)
+{
+    return edge_kept(z->drop, edge);
+}
+
+#define ZERO_BIT(rank) (1ull << (rank))
+
+/* ---- zero.c ---------------------------------------------------------------------------------------- */
+
+/* Fills in the fault and returns code. */
+int zero_fail(struct zero *z, int code, uint32_t rank, const char *format, ...)
+    __attribute__((format(printf, 4, 5)));
+/* The same for a text with names: adds to *ret_text afterwards. */
+int zero_fail_start(struct zero *z, int code, uint32_t rank, struct text *ret_text);
+void zero_reply(struct zero *z, uint32_t rank, uint32_t request, int code, const char *format, ...)
+    __attribute__((format(printf, 5, 6)));
+const char *zero_param_name(const struct zero *z, uint32_t param);
+const char *zero_unit_name(const struct zero *z, uint32_t unit);
+/* Keeps a copy; GW_E_LIMIT or GW_E_NOMEM as a fault of the rank. */
+int zero_queue_put(struct zero *z, struct zero_queue *queue, uint32_t rank,
+                   const struct zero_late *what, const struct wire_ready_entry *entries);
+/* Frees the head. */
+void zero_queue_drop(struct zero_queue *queue);
+/* Everything that has become possible is launched. */
+int zero_pump(struct zero *z);
+
+/* ---- zero_grad.c ----------------------------------------------------------------------------------- */
+
+/* The rank's ledger for a new step; all ranks' tables of the step. */
+void grad_reset_step(struct zero *z);
+int grad_ready(struct zero *z, uint32_t rank, const struct wire_ready_entry *entries,
+               uint32_t count);
+int grad_micro_end(struct zero *z, uint32_t rank);
+int grad_step_end(struct zero *z, uint32_t rank);
+
+/* ---- zero_launch.c --------------------------------------------------------------------------------- */
+
+/* ZERO ops over the pieces of a bucket that lack `bit`, and over its padding if `tail`. */
+void launch_zero_fill(struct zero *z, uint32_t rank, uint32_t bucket, uint8_t bit,
+                      struct core_ref base, bool tail);
+/* Adds the rank's GRADS of a bucket to its ACC. */
+void launch_local_add(struct zero *z, uint32_t rank, uint32_t bucket);
+/* Raises the rank's BUCKET word once last_op is done: its contribution was consumed. */
+void launch_consumed(struct zero *z, uint32_t rank, uint32_t bucket);
+/* Zeroes the reduced gradient of a bucket; consumed: and raises every rank's BUCKET word. */
+void launch_zero_reduced(struct zero *z, uint32_t bucket, bool consumed);
+/* Launches what the order allows. True: something was. */
+bool launch_reductions(struct zero *z);
+/* All of the ledger's step is launched. */
+bool launch_complete(const struct zero *z);
+
+/* ---- zero_slot.c ----------------------------------------------------------------------------------- */
+
+/* A piece of the bucket's open contribution lies in `slot`. */
+int slot_use(struct zero *z, uint32_t rank, uint32_t bucket, uint32_t slot);
+int slot_acquire(struct zero *z, uint32_t rank, uint32_t request, uint32_t bucket);
+void slot_overflow(struct zero *z, uint32_t rank, int code);
+void slot_op_done(struct zero *z, uint64_t op);
+/* Answers what can be answered. */
+void slot_pump(struct zero *z);
+
+/* ---- zero_step.c ----------------------------------------------------------------------------------- */
+
+/* The rank goes on: an update that was not begun is skipped. */
+void step_touch(struct zero *z, uint32_t rank);
+int step_update_begin(struct zero *z, uint32_t rank);
+int step_update_commit(struct zero *z, uint32_t rank);
+/* Raises gate; launches the gathers of stages 1-2. True: something changed. */
+bool step_gate(struct zero *z);
+/* Stages 1-2: every rank's replica gets the slices that the other owners have updated. */
+void step_gather_all(struct zero *z, uint64_t step, bool counted);
+/* Closes the ledger's step when every rank has ended it. */
+bool step_close(struct zero *z);
+/* Opens update windows when no gather reads the shards any more. */
+void step_open_updates(struct zero *z);
+
+/* ---- zero_fetch.c ---------------------------------------------------------------------------------- */
+
+int fetch_declare(struct zero *z, uint32_t rank, uint32_t unit);
+int fetch_release(struct zero *z, uint32_t rank, uint32_t unit);
+int fetch_step_end(struct zero *z, uint32_t rank);
+int fetch_pump(struct zero *z);
+/* The name of some unit that the rank holds. */
+const char *fetch_held_name(const struct zero *z, uint32_t rank);
+/* Gather of a fetch unit, for the rank's plan or a measurement. */
+struct core_op *fetch_gather_op(struct zero *z, uint32_t rank, uint32_t fetch_unit,
+                                uint64_t offset_bytes, enum flight_kind flight);
+
+/* ---- zero_measure.c, zero_io.c --------------------------------------------------------------------- */
+
+void measure_request(struct zero *z, uint32_t rank, uint32_t request);
+void measure_pump(struct zero *z);
+void measure_op_done(struct zero *z, const struct zero_flight *flight, uint64_t duration_ns);
+void measure_reset(struct zero *z);
+void io_request(struct zero *z, uint32_t rank, const struct wire_msg *msg);
+void io_pump(struct zero *z);
+/* The ranks that are at work on a step; *ret_why says what the lowest of them does, or "". */
+uint64_t zero_busy(const struct zero *z, struct text *why);
+
+/* ---- zero_ops.c ------------------------------------------------------------------------------------ */
+
+/* A LAUNCH effect with id, members = all ranks, now as ready time; remembered as in flight. */
+struct core_op *ops_new(struct zero *z, enum core_op_kind kind, enum core_stream stream,
+                        enum gw_kind traffic, enum flight_kind flight);
+/* Record of an op in flight; NULL: done, or never known. */
+struct zero_flight *ops_flight(const struct zero *z, uint64_t op);
+/* Arrays of the op made last; NULL where memory is lacking (effects_failed then). */
+struct core_ref *ops_refs(struct zero *z, uint32_t count);
+struct core_signal *ops_signals(struct zero *z, struct core_op *op, uint32_t count);
+/* Signal after an op, or now if it is 0 or done. */
+void ops_signal(struct zero *z, struct core_signal signal, uint64_t after_op);
+void ops_payload(const struct zero *z, struct core_op *op, uint32_t first_bucket, uint32_t count);
+int ops_init(struct zero *z);
+void ops_reset(struct zero *z);
+void ops_free(struct zero *z);
+
+#endif

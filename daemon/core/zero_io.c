@@ -1,0 +1,120 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * PARAM_IO: values into and out of parameters between steps. Pure; one thread. Here only the when;
+ * the copy itself is an effect.
+ */
+#include "daemon/core/zero_internal.h"
+
+uint64_t zero_busy(const struct zero *z, struct text *why)
+{
+    uint64_t busy = 0;
+
+    for (uint32_t r = 0; r < z->world; r++) {
+        const struct zero_rank *rank = &z->ranks[r];
+        bool declared = z->declared & ZERO_BIT(r) || rank->backlog.count > 0;
+
+        if (!declared && !rank->held && !rank->fetches.count)
+            continue;
+        if (!busy && rank->held) {
+            text_add(why, "rank %u has fetched unit '", r);
+            text_add_escaped(why, fetch_held_name(z, r));
+            text_add(why, "'");
+        } else if (!busy) {
+            text_add(why, "rank %u is in step %llu already%s", r,
+                     (unsigned long long)z->step + 1, declared ? " (gradients declared)" : "");
+        }
+        busy |= ZERO_BIT(r);
+    }
+    return busy;
+}
+
+/* Somebody is writing his shard, or some shards are a version ahead of others. */
+static bool updates_open(const struct zero *z)
+{
+    for (uint32_t r = 0; r < z->world; r++) {
+        if (z->ranks[r].update == UPDATE_BEGUN)
+            return true;
+    }
+    return z->committed > z->gate;
+}
+
+static bool sound(const struct zero *z, const struct wire_msg *msg)
+{
+    uint64_t numel, offset = msg->u.param_io.offset, count = msg->u.param_io.count;
+
+    if (msg->u.param_io.param >= z->params)
+        return false;
+    numel = layout_params(z->layout)[msg->u.param_io.param].numel;
+    return offset <= numel && count <= numel - offset && count <= GW_STAGING_BYTES / MEMORY_FLOAT;
+}
+
+/* 0: now; 1: later; < 0: refused, why is in *why. */
+static int allowed(const struct zero *z, struct text *why)
+{
+    if (zero_busy(z, why)) {
+        text_add(why, ": parameters are written and read between steps only, with no unit fetched");
+        return GW_E_STATE;
+    }
+    return updates_open(z) || z->gathers_in_flight || z->measure.running;
+}
+
+/* True: served or refused. */
+static bool try_rank(struct zero *z, uint32_t rank)
+{
+    struct zero_rank *mine = &z->ranks[rank];
+    char line[GW_TEXT_MAX + 1] = "";
+    struct text why = TEXT(line);
+    struct core_effect *effect;
+    int r;
+
+    r = allowed(z, &why);
+    if (r > 0)
+        return false;
+    mine->io.waiting = false;
+    if (r < 0) {
+        zero_reply(z, rank, mine->io.request, r, "%s", line);
+        return true;
+    }
+    effect = effects_add(z->effects, CORE_EFF_PARAM_IO);
+    effect->rank = rank;
+    effect->io.write = mine->io.write;
+    effect->io.param = mine->io.param;
+    effect->io.offset = mine->io.offset;
+    effect->io.count = mine->io.count;
+    effect->reply.type = WIRE_DONE;
+    effect->reply.request = mine->io.request;
+    return true;
+}
+
+void io_request(struct zero *z, uint32_t rank, const struct wire_msg *msg)
+{
+    struct zero_rank *mine = &z->ranks[rank];
+
+    if (!sound(z, msg)) {
+        zero_reply(z, rank, msg->request, GW_E_INVALID,
+                   "elements %llu to %llu of parameter %u: no such part, or more than %u bytes",
+                   (unsigned long long)msg->u.param_io.offset,
+                   (unsigned long long)(msg->u.param_io.offset + msg->u.param_io.count),
+                   msg->u.param_io.param, GW_STAGING_BYTES);
+        return;
+    }
+    if (mine->io.waiting) {
+        zero_reply(z, rank, msg->request, GW_E_BUSY,
+                   "rank %u has another parameter read or write in its staging memory", rank);
+        return;
+    }
+    mine->io.waiting = true;
+    mine->io.request = msg->request;
+    mine->io.write = msg->u.param_io.write;
+    mine->io.param = msg->u.param_io.param;
+    mine->io.offset = msg->u.param_io.offset;
+    mine->io.count = msg->u.param_io.count;
+}
+
+void io_pump(struct zero *z)
+{
+    for (uint32_t r = 0; r < z->world; r++) {
+        if (z->ranks[r].io.waiting)
+            (void)try_rank(z, r);
+    }
+}

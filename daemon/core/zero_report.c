@@ -1,0 +1,163 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the ZeRO layer tells about itself: whom ranks wait for, and statistics. Pure; one thread;
+ * changes nothing.
+ */
+#include "daemon/core/zero_internal.h"
+
+#include <string.h>
+
+static unsigned long long number(uint64_t value)
+{
+    return (unsigned long long)value;
+}
+
+/* ---- who waits for whom -------------------------------------------------------------------------------- */
+
+/* True: older than what *wait holds, which then starts anew. */
+static bool older(struct core_wait *wait, uint64_t since_ns, uint64_t missing)
+{
+    if (missing == 0 || since_ns >= wait->since_ns)
+        return false;
+    wait->since_ns = since_ns;
+    wait->missing = missing;
+    return true;
+}
+
+static void reductions_wait(const struct zero *z, struct core_wait *wait)
+{
+    const char *kind = z->memory.stage == 0 ? "all-reduce" : "reduce-scatter";
+
+    for (uint32_t b = 0; b < z->buckets; b++) {
+        for (uint32_t m = z->launched[b]; m < z->depth && zero_due(z, b, m)->mask; m++) {
+            const struct zero_due *due = zero_due(z, b, m);
+            struct text text = TEXT(wait->text);
+
+            if (older(wait, due->first_ns, z->everyone & ~(due->mask | z->done[b])))
+                text_add(&text, "%s of bucket %u (step %llu)", kind, b, number(z->step + 1));
+        }
+    }
+}
+
+static void steps_wait(const struct zero *z, struct core_wait *wait)
+{
+    struct text text = TEXT(wait->text);
+    uint64_t since_ns = UINT64_MAX, missing = 0;
+
+    for (uint32_t r = 0; r < z->world; r++) {
+        const struct zero_rank *rank = &z->ranks[r];
+        if (rank->ended <= z->step)
+            missing |= ZERO_BIT(r);
+        else if (rank->ended_ns < since_ns)
+            since_ns = rank->ended_ns;
+    }
+    if (since_ns != UINT64_MAX && older(wait, since_ns, missing))
+        text_add(&text, "end of step %llu", number(z->step + 1));
+}
+
+/* Ranks whose update of `step` is still to come. */
+static uint64_t unresolved(const struct zero *z, uint64_t step)
+{
+    uint64_t ranks = 0;
+
+    for (uint32_t r = 0; r < z->world; r++) {
+        if (z->ranks[r].resolved < step)
+            ranks |= ZERO_BIT(r);
+    }
+    return ranks;
+}
+
+static void fetches_wait(const struct zero *z, struct core_wait *wait)
+{
+    for (uint32_t r = 0; r < z->world && z->memory.stage > 0; r++) {
+        const struct zero_late *head = z->ranks[r].fetches.head;
+        struct text text = TEXT(wait->text);
+
+        if (head && older(wait, head->now_ns, unresolved(z, head->step - 1) & ~ZERO_BIT(r)))
+            text_add(&text, "update of step %llu, for a fetch of unit %u", number(head->step - 1),
+                     head->unit);
+    }
+}
+
+static void measures_wait(const struct zero *z, struct core_wait *wait)
+{
+    struct text text = TEXT(wait->text);
+    uint64_t since_ns = UINT64_MAX, missing = 0;
+
+    for (uint32_t r = 0; r < z->world; r++) {
+        if (!z->ranks[r].measure)
+            missing |= ZERO_BIT(r);
+        else if (z->ranks[r].measure_ns < since_ns)
+            since_ns = z->ranks[r].measure_ns;
+    }
+    if (since_ns != UINT64_MAX && older(wait, since_ns, missing))
+        text_add(&text, "measurement");
+}
+
+bool zero_oldest_wait(const struct zero *z, struct core_wait *ret_wait)
+{
+    struct core_wait wait = {.since_ns = UINT64_MAX};
+
+    reductions_wait(z, &wait);
+    steps_wait(z, &wait);
+    fetches_wait(z, &wait);
+    measures_wait(z, &wait);
+    if (wait.since_ns == UINT64_MAX)
+        return false;
+    *ret_wait = wait;
+    return true;
+}
+
+/* Others have begun a step that the rank has not ended, wait for its update, or for its measuring. */
+bool zero_needs(const struct zero *z, uint32_t rank)
+{
+    const struct zero_rank *gone = &z->ranks[rank];
+
+    if (gone->ended <= z->step && z->declared & ~ZERO_BIT(rank))
+        return true;
+    for (uint32_t r = 0; r < z->world; r++) {
+        const struct zero_rank *other = &z->ranks[r];
+
+        if (r == rank)
+            continue;
+        if (other->measure && !gone->measure)
+            return true;
+        if (other->io.waiting && gone->resolved < z->committed)
+            return true;
+        if (z->memory.stage > 0 && other->fetches.head &&
+            gone->resolved + 1 < other->fetches.head->step)
+            return true;
+    }
+    return false;
+}
+
+/* ---- statistics ------------------------------------------------------------------------------------------ */
+
+uint64_t zero_steps(const struct zero *z)
+{
+    return z->step;
+}
+
+void zero_stats(const struct zero *z, uint32_t rank, struct wire_msg *msg)
+{
+    const struct zero_rank *mine;
+
+    if (rank >= z->world)
+        return;
+    mine = &z->ranks[rank];
+    msg->u.stats.steps = z->step;
+    msg->u.stats.overflow_slots = mine->overflows;
+    msg->u.stats.comm_alone_ns = mine->comm_alone_ns;
+    msg->u.stats.comm_ns = mine->comm.total_ns + intervals_total(mine->comm.set[0]) +
+                           intervals_total(mine->comm.set[1]);
+    if (mine->plan) {
+        struct prefetch_figures figures = prefetch_figures(mine->plan);
+
+        msg->u.stats.prefetch_hits = figures.hits;
+        msg->u.stats.prefetch_misses = figures.misses;
+        msg->u.stats.prefetch_drops = figures.drops;
+        /* Mapped: the plan is the same, but nothing is copied into a pool. */
+        msg->u.stats.gathered_bytes_now = z->memory.mapped ? 0 : figures.bytes_now;
+        msg->u.stats.gathered_bytes_max = z->memory.mapped ? 0 : figures.bytes_max;
+    }
+}

@@ -1,0 +1,189 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Ring slots (stages 2-3, accumulate=shard): which contribution holds which slot, and what a rank
+ * that finds none free is answered. Pure; one thread. The client hands slots out; this only checks
+ * what it can see, and never waits.
+ *
+ * A client sends ACQUIRE when each of its slots is in use as far as it can tell. It is answered
+ *  - GW_NO_SLOT ("look again") once one of its slots has become free since the last answer;
+ *  - an overflow slot, if waiting might be for its own later gradients: no reduction in flight will
+ *    free a slot of the rank, and the next reduction in launch order lacks the rank's declaration.
+ */
+#include "daemon/core/zero_internal.h"
+
+#include <string.h>
+
+int slot_use(struct zero *z, uint32_t rank, uint32_t bucket, uint32_t slot)
+{
+    struct zero_entry *entry = zero_entry(z, rank, bucket);
+    struct zero_slot *at;
+
+    if (slot >= z->memory.ring_slots + z->ranks[rank].overflows)
+        return zero_fail(z, GW_E_INVALID, rank,
+                         "rank %u put a gradient of bucket %u into slot %u, but has %u", rank,
+                         bucket, slot, z->memory.ring_slots + z->ranks[rank].overflows);
+    if (entry->slot == slot)
+        return 0;
+    if (entry->slot != GW_NO_SLOT)
+        return zero_fail(z, GW_E_INVALID, rank,
+                         "rank %u put gradients of bucket %u into slots %u and %u in one "
+                         "micro-step", rank, bucket, entry->slot, slot);
+    at = zero_slot(z, rank, slot);
+    if (at->held)
+        return zero_fail(z, GW_E_BUSY, rank,
+                         "rank %u put a gradient of bucket %u into slot %u, which still holds "
+                         "bucket %u: acquire a free one first", rank, bucket, slot, at->bucket);
+    *at = (struct zero_slot){.held = true, .bucket = bucket};
+    entry->slot = slot;
+    return 0;
+}
+
+/* ---- ACQUIRE ------------------------------------------------------------------------------------------- */
+
+static void answer(struct zero *z, uint32_t rank, uint32_t slot)
+{
+    struct zero_rank *mine = &z->ranks[rank];
+    struct core_effect *effect = effects_add(z->effects, CORE_EFF_REPLY);
+
+    effect->rank = rank;
+    effect->reply.type = WIRE_ACQUIRED;
+    effect->reply.request = mine->acquires[0].request;
+    effect->reply.u.acquired.slot = slot;
+    mine->acquire_count--;
+    memmove(&mine->acquires[0], &mine->acquires[1],
+            mine->acquire_count * sizeof(mine->acquires[0]));
+}
+
+/* Everybody who waits looks again; whom an overflow slot is being made for waits for that. */
+static void answer_news(struct zero *z, uint32_t rank)
+{
+    struct zero_rank *mine = &z->ranks[rank];
+
+    if (!mine->slot_news || mine->acquire_count == 0 || mine->overflow_pending)
+        return;
+    while (mine->acquire_count)
+        answer(z, rank, GW_NO_SLOT);
+    mine->slot_news = false;
+}
+
+int slot_acquire(struct zero *z, uint32_t rank, uint32_t request, uint32_t bucket)
+{
+    struct zero_rank *mine = &z->ranks[rank];
+
+    if (!z->memory.ring || bucket >= z->buckets) {
+        zero_reply(z, rank, request, GW_E_INVALID,
+                   "rank %u acquires a ring slot for bucket %u, but there is %s", rank, bucket,
+                   z->memory.ring ? "no such bucket" : "no ring in this stage and mode");
+    } else if (mine->acquire_count == ZERO_ACQUIRES) {
+        zero_reply(z, rank, request, GW_E_LIMIT,
+                   "rank %u waits for %u ring slots already", rank, ZERO_ACQUIRES);
+    } else {
+        mine->acquires[mine->acquire_count++] = (struct zero_acquire){request, bucket};
+    }
+    return 0;
+}
+
+static bool slot_in_flight(const struct zero *z, uint32_t rank)
+{
+    for (uint32_t s = 0; s < z->memory.ring_slots + z->ranks[rank].overflows; s++) {
+        if (zero_slot(z, rank, s)->op)
+            return true;
+    }
+    return false;
+}
+
+/* The next reduction in launch order waits for this rank. */
+static bool head_lacks(const struct zero *z, uint32_t rank)
+{
+    const struct zero_rank *mine = &z->ranks[rank];
+    uint32_t bucket = z->order[z->pos_i];
+
+    if (mine->ended > z->step)
+        return false;
+    if (z->options.overlap_off) /* it waits for all that the rank declares in the micro-step */
+        return mine->micro <= z->pos_m && mine->open_buckets > 0;
+    if (z->pos_m >= z->depth)
+        return false;
+    return !((z->done[bucket] | zero_due(z, bucket, z->pos_m)->mask) & ZERO_BIT(rank));
+}
+
+static void grant_overflow(struct zero *z, uint32_t rank)
+{
+    struct zero_rank *mine = &z->ranks[rank];
+    struct zero_entry *entry = zero_entry(z, rank, mine->acquires[0].bucket);
+    struct core_effect *effect;
+
+    if (mine->overflows == GW_OVERFLOW_MAX) {
+        zero_reply(z, rank, mine->acquires[0].request, GW_E_LIMIT,
+                   "rank %u has used up its %u overflow slots: declare gradients nearer to the "
+                   "order of the buckets, or seal with more ring_slots%s", rank, GW_OVERFLOW_MAX,
+                   z->options.overlap_off ? " (overlap off needs a slot for every bucket)" : "");
+        mine->acquire_count--;
+        memmove(&mine->acquires[0], &mine->acquires[1],
+                mine->acquire_count * sizeof(mine->acquires[0]));
+        return;
+    }
+    entry->overflow = true;
+    mine->overflow_pending = true;
+    effect = effects_add(z->effects, CORE_EFF_OVERFLOW);
+    effect->rank = rank;
+    effect->index = mine->overflows;
+}
+
+static void pump_rank(struct zero *z, uint32_t rank)
+{
+    struct zero_rank *mine = &z->ranks[rank];
+
+    answer_news(z, rank);
+    while (mine->acquire_count && !mine->overflow_pending) {
+        if (zero_entry(z, rank, mine->acquires[0].bucket)->overflow) {
+            answer(z, rank, GW_NO_SLOT); /* its bucket got a slot meanwhile: look again */
+            continue;
+        }
+        if (slot_in_flight(z, rank) || !head_lacks(z, rank))
+            return;
+        grant_overflow(z, rank);
+    }
+}
+
+void slot_pump(struct zero *z)
+{
+    for (uint32_t r = 0; r < z->world && z->memory.ring && z->buckets; r++)
+        pump_rank(z, r);
+}
+
+void slot_overflow(struct zero *z, uint32_t rank, int code)
+{
+    struct zero_rank *mine = &z->ranks[rank];
+    uint32_t bucket;
+
+    if (!mine->overflow_pending || mine->acquire_count == 0)
+        return;
+    mine->overflow_pending = false;
+    bucket = mine->acquires[0].bucket;
+    if (code == 0) {
+        answer(z, rank, z->memory.ring_slots + mine->overflows);
+        mine->overflows++;
+        return;
+    }
+    zero_entry(z, rank, bucket)->overflow = false;
+    zero_reply(z, rank, mine->acquires[0].request, code,
+               "no memory for an overflow slot of rank %u", rank);
+    mine->acquire_count--;
+    memmove(&mine->acquires[0], &mine->acquires[1],
+            mine->acquire_count * sizeof(mine->acquires[0]));
+}
+
+void slot_op_done(struct zero *z, uint64_t op)
+{
+    for (uint32_t r = 0; r < z->world && z->memory.ring; r++) {
+        for (uint32_t s = 0; s < z->memory.ring_slots + z->ranks[r].overflows; s++) {
+            struct zero_slot *at = zero_slot(z, r, s);
+
+            if (at->op != op)
+                continue;
+            at->op = 0;
+            z->ranks[r].slot_news = true;
+        }
+    }
+}
