@@ -1,0 +1,188 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Registered buffers and groups: set-up of the collectives layer. Any thread; requests block to the
+ * handle's timeout, without a lock. */
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "client/lib/clock.h"
+#include "client/lib/collective.h"
+#include "client/lib/err.h"
+
+int gw_group_new(gw_job *job, const uint32_t *ranks, uint32_t count, int64_t timeout_ns,
+                 uint32_t *ret_group)
+{
+    struct wire_msg msg;
+    struct reply reply = {0};
+    uint64_t seen = 0;
+    uint32_t group;
+    int r = job_check(job);
+
+    if (r < 0)
+        return r;
+    if (!ranks || !ret_group || count == 0 || count > job->world)
+        return err_set(GW_E_INVALID,
+                       "a group needs 1 to %u ranks and a place for its number; "
+                       "given were %u",
+                       job->world, count);
+    memset(&msg, 0, sizeof(msg));
+    msg.type = WIRE_GROUP_NEW;
+    msg.u.group_new.count = count;
+    for (uint32_t i = 0; i < count; i++) {
+        if (ranks[i] >= job->world || (seen >> ranks[i] & 1))
+            return err_set(GW_E_INVALID, "rank %u of the group is %s", ranks[i],
+                           ranks[i] >= job->world ? "not in the job's world" : "given twice");
+        seen |= 1ull << ranks[i];
+        msg.u.group_new.ranks[i] = ranks[i];
+    }
+    if (!(seen >> job->rank & 1))
+        return err_set(GW_E_INVALID, "rank %u is not in the group; only members call gw_group_new",
+                       job->rank);
+    r = job_request(job, &msg, WIRE_GROUP_MADE, CHANNEL_PARK_SAME, clock_deadline(timeout_ns),
+                    &reply);
+    if (r < 0)
+        return r;
+    group = reply.msg->u.group_made.group;
+    reply_free(&job->channel, &reply);
+    if (group == GW_GROUP_WORLD || group >= GW_GROUPS_MAX)
+        return err_set(GW_E_PROTOCOL, "the engine made group %u, which cannot be", group);
+    pthread_mutex_lock(&job->lock);
+    job->groups[group].count = count;
+    memcpy(job->groups[group].ranks, ranks, count * sizeof(*ranks));
+    pthread_mutex_unlock(&job->lock);
+    *ret_group = group;
+    return 0;
+}
+
+static int take_buffer(const struct reply *reply, size_t size_bytes, struct gw_buffer *buffer)
+{
+    if (reply->fd_count != 1 || reply->msg->u.buffer_made.bytes < size_bytes)
+        return err_set(GW_E_PROTOCOL,
+                       "the engine's buffer comes with %u descriptors and %llu "
+                       "bytes, expected 1 and %zu",
+                       reply->fd_count, (unsigned long long)reply->msg->u.buffer_made.bytes,
+                       size_bytes);
+    buffer->id = reply->msg->u.buffer_made.buffer;
+    return map_new(reply->fds[0], size_bytes, PROT_READ | PROT_WRITE, "buffer", &buffer->map);
+}
+
+int gw_buffer_new(gw_job *job, size_t size_bytes, gw_buffer **ret_buffer)
+{
+    struct gw_buffer *buffer;
+    struct wire_msg msg;
+    struct reply reply = {0};
+    int r = job_check(job);
+
+    if (r < 0)
+        return r;
+    if (!ret_buffer || size_bytes == 0)
+        return err_set(GW_E_INVALID, "%s",
+                       ret_buffer ? "a buffer of 0 bytes was asked for" : "ret_buffer is NULL");
+    buffer = calloc(1, sizeof(*buffer));
+    if (!buffer)
+        return err_set(GW_E_NOMEM, "no memory for a buffer's handle");
+    buffer->job = job;
+    buffer->size_bytes = size_bytes;
+    memset(&msg, 0, sizeof(msg));
+    msg.type = WIRE_BUFFER_NEW;
+    msg.u.buffer_new.bytes = size_bytes;
+    r = job_request(job, &msg, WIRE_BUFFER_MADE, CHANNEL_PARK_SAME, clock_deadline(job->timeout_ns),
+                    &reply);
+    if (r == 0)
+        r = take_buffer(&reply, size_bytes, buffer);
+    reply_free(&job->channel, &reply);
+    if (r < 0) {
+        free(buffer);
+        return err_prefix(r, "a buffer of %zu bytes", size_bytes);
+    }
+    pthread_mutex_lock(&job->lock);
+    buffer->next = job->buffers;
+    job->buffers = buffer;
+    pthread_mutex_unlock(&job->lock);
+    *ret_buffer = buffer;
+    return 0;
+}
+
+/* An op that has not reached its slot yet may still read or write the buffer. Lock held. */
+static uint64_t user_of(const gw_job *job, uint32_t id)
+{
+    for (uint32_t i = 0; i < GW_OPS_IN_FLIGHT; i++) {
+        const struct job_op *op = &job->ops[i];
+
+        if (op->sequence > 0 && !op->barrier && (op->send_buffer == id || op->recv_buffer == id) &&
+            atomic_load_explicit(&job->engine->op[i].value, memory_order_acquire) < op->sequence)
+            return op->sequence;
+    }
+    return 0;
+}
+
+static void unlink_buffer(gw_job *job, const struct gw_buffer *buffer)
+{
+    for (struct gw_buffer **at = &job->buffers; *at; at = &(*at)->next) {
+        if (*at == buffer) {
+            *at = buffer->next;
+            return;
+        }
+    }
+}
+
+int gw_buffer_free(gw_job *job, gw_buffer *buffer)
+{
+    struct wire_msg msg;
+    uint64_t user;
+    int r = job_enter(job);
+
+    if (r < 0)
+        return r;
+    if (!buffer)
+        return 0;
+    if (buffer->job != job)
+        return err_set(GW_E_INVALID, "the buffer belongs to another job");
+    pthread_mutex_lock(&job->lock);
+    user = user_of(job, buffer->id);
+    if (user == 0)
+        unlink_buffer(job, buffer);
+    pthread_mutex_unlock(&job->lock);
+    /* A failed job runs no op any more. */
+    if (user > 0 && job_failure(job) == 0)
+        return err_set(GW_E_BUSY, "op %llu still uses the buffer; wait for its token first",
+                       (unsigned long long)user);
+    if (user > 0) {
+        pthread_mutex_lock(&job->lock);
+        unlink_buffer(job, buffer);
+        pthread_mutex_unlock(&job->lock);
+    }
+    map_free(&buffer->map);
+    memset(&msg, 0, sizeof(msg));
+    msg.type = WIRE_BUFFER_FREE;
+    msg.u.buffer_free.buffer = buffer->id;
+    free(buffer);
+    if (job_failure(job) < 0)
+        return 0; /* the engine frees everything of a failed job's clients */
+    return job_request(job, &msg, WIRE_DONE, CHANNEL_PARK_NONE, clock_deadline(job->timeout_ns),
+                       NULL);
+}
+
+void *gw_buffer_data(gw_buffer *buffer)
+{
+    if (!buffer || atomic_load(&buffer->job->guard.forked))
+        return NULL; /* not mapped in a forked child */
+    return buffer->map.base;
+}
+
+size_t gw_buffer_size(const gw_buffer *buffer)
+{
+    return buffer ? buffer->size_bytes : 0;
+}
+
+void collective_close(gw_job *job)
+{
+    struct gw_buffer *next;
+
+    for (struct gw_buffer *buffer = job->buffers; buffer; buffer = next) {
+        next = buffer->next;
+        map_free(&buffer->map);
+        free(buffer);
+    }
+    job->buffers = NULL;
+}

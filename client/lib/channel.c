@@ -1,0 +1,233 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Sending: batch, pending packets, one-way messages; see channel.h. Any thread, under
+ * channel->lock; no call here blocks. Replies are read in request.c.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#include "client/lib/channel_internal.h"
+#include "client/lib/err.h"
+
+struct packet {
+    struct packet *next;
+    size_t bytes;
+    uint8_t data[];
+};
+
+int channel_init(struct channel *channel, struct fork_state *fork)
+{
+    pthread_condattr_t attr;
+    int r;
+
+    channel->fd = -1;
+    channel->fork = fork;
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    r = pthread_cond_init(&channel->cond, &attr);
+    pthread_condattr_destroy(&attr);
+    if (r != 0)
+        return err_set(GW_E_NOMEM, "no memory for the control channel");
+    pthread_mutex_init(&channel->lock, NULL);
+    return 0;
+}
+
+void channel_deinit(struct channel *channel)
+{
+    struct packet *next;
+
+    for (struct packet *packet = channel->first; packet; packet = next) {
+        next = packet->next;
+        free(packet);
+    }
+    channel_requests_free(channel);
+    fork_fd_close(channel->fork, &channel->fd);
+    pthread_cond_destroy(&channel->cond);
+    pthread_mutex_destroy(&channel->lock);
+}
+
+int channel_error(struct channel *channel)
+{
+    int code = atomic_load_explicit(&channel->dead, memory_order_acquire);
+
+    return code ? err_set(code, "%s", channel->dead_text) : 0;
+}
+
+void channel_die(struct channel *channel, int code, const char *text)
+{
+    if (atomic_load(&channel->dead))
+        return; /* the first cause is kept */
+    snprintf(channel->dead_text, sizeof(channel->dead_text), "%s", text);
+    atomic_store_explicit(&channel->dead, code < 0 ? code : GW_E_INTERNAL, memory_order_release);
+    pthread_cond_broadcast(&channel->cond);
+}
+
+void channel_lost(struct channel *channel)
+{
+    char text[sizeof(channel->dead_text)];
+
+    if (channel->welcomed)
+        snprintf(text, sizeof(text),
+                 "the %s is gone: its socket closed without a word; its log and gradwired's tell "
+                 "why; start the job anew",
+                 channel->engine);
+    else
+        snprintf(text, sizeof(text),
+                 "gradwired closed the connection before a welcome; its log tells why");
+    channel_die(channel, channel->welcomed ? GW_E_ENGINE_LOST : GW_E_NO_DAEMON, text);
+}
+
+/* 1: sent, 0: the socket is full, negative: the channel is dead. */
+static int try_send(struct channel *channel, const uint8_t *data, size_t bytes)
+{
+    ssize_t sent;
+
+    do {
+        sent = send(channel->fd, data, bytes, MSG_DONTWAIT | MSG_NOSIGNAL);
+    } while (sent < 0 && errno == EINTR);
+    if (sent == (ssize_t)bytes)
+        return 1;
+    if (sent < 0 && (errno == EAGAIN || errno == ENOBUFS || errno == ENOMEM))
+        return 0;
+    channel_drain(channel); /* a CLOSE that came first says why */
+    channel_lost(channel);
+    return channel_error(channel);
+}
+
+int channel_push_pending(struct channel *channel)
+{
+    while (channel->first) {
+        struct packet *packet = channel->first;
+        int r = try_send(channel, packet->data, packet->bytes);
+
+        if (r <= 0)
+            return r;
+        channel->first = packet->next;
+        if (!channel->first)
+            channel->last = NULL;
+        channel->pending_bytes -= packet->bytes;
+        free(packet);
+    }
+    return 0;
+}
+
+static int keep(struct channel *channel, size_t bytes)
+{
+    struct packet *packet = malloc(sizeof(*packet) + bytes);
+
+    if (!packet)
+        return err_set(GW_E_NOMEM, "no memory for a message to the engine");
+    packet->next = NULL;
+    packet->bytes = bytes;
+    memcpy(packet->data, channel->out, bytes);
+    if (channel->last)
+        channel->last->next = packet;
+    else
+        channel->first = packet;
+    channel->last = packet;
+    channel->pending_bytes += bytes;
+    return 0;
+}
+
+int channel_put(struct channel *channel, const struct wire_msg *msg)
+{
+    size_t bytes = 0;
+    int r;
+
+    if (atomic_load(&channel->dead))
+        return channel_error(channel);
+    r = channel_push_pending(channel);
+    if (r < 0)
+        return r;
+    if (channel->pending_bytes > CHANNEL_PENDING_MAX)
+        return err_set(GW_E_AGAIN,
+                       "the %s takes no messages and %zu bytes wait already; wait for a token "
+                       "(gw_wait) and call again",
+                       channel->engine, channel->pending_bytes);
+    r = wire_encode(msg, channel->out, sizeof(channel->out), &bytes);
+    if (r < 0)
+        return err_set(r == GW_E_NOMEM ? r : GW_E_INTERNAL, "cannot encode a %s message",
+                       wire_type_name(msg->type));
+    if (!channel->first) {
+        r = try_send(channel, channel->out, bytes);
+        if (r != 0)
+            return r < 0 ? r : 0;
+    }
+    return keep(channel, bytes);
+}
+
+int channel_put_batch(struct channel *channel)
+{
+    struct wire_msg msg;
+    int r;
+
+    if (channel->batch_count == 0)
+        return 0;
+    memset(&msg, 0, sizeof(msg));
+    msg.type = WIRE_READY;
+    msg.u.ready.count = channel->batch_count;
+    msg.u.ready.entries = channel->batch;
+    r = channel_put(channel, &msg);
+    if (r == 0)
+        channel->batch_count = 0;
+    return r;
+}
+
+int channel_send(struct channel *channel, const struct wire_msg *msg)
+{
+    int r;
+
+    pthread_mutex_lock(&channel->lock);
+    r = channel_put_batch(channel);
+    if (r == 0)
+        r = channel_put(channel, msg);
+    pthread_mutex_unlock(&channel->lock);
+    return r;
+}
+
+int channel_ready(struct channel *channel, const struct wire_ready_entry *entry, bool flush)
+{
+    int r = 0;
+
+    pthread_mutex_lock(&channel->lock);
+    if (channel->batch_count == GW_READY_PER_FRAME)
+        r = channel_put_batch(channel);
+    if (r == 0 && atomic_load(&channel->dead))
+        r = channel_error(channel);
+    if (r == 0) {
+        channel->batch[channel->batch_count++] = *entry;
+        /* The entry is taken; if the socket is full, a later call sends the batch. */
+        if (flush)
+            (void)channel_put_batch(channel);
+    }
+    pthread_mutex_unlock(&channel->lock);
+    return r;
+}
+
+bool channel_flush(struct channel *channel)
+{
+    bool empty;
+
+    pthread_mutex_lock(&channel->lock);
+    (void)channel_put_batch(channel);
+    if (channel->first)
+        (void)channel_push_pending(channel);
+    empty = !channel->first && channel->batch_count == 0;
+    pthread_mutex_unlock(&channel->lock);
+    return empty;
+}
+
+void channel_poll(struct channel *channel)
+{
+    pthread_mutex_lock(&channel->lock);
+    if (!atomic_load(&channel->dead)) {
+        (void)channel_put_batch(channel);
+        if (channel->first)
+            (void)channel_push_pending(channel);
+        channel_drain(channel);
+    }
+    pthread_mutex_unlock(&channel->lock);
+}

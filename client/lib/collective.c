@@ -1,0 +1,242 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Ops of the collectives layer: checked here, numbered under job->lock (so that the numbers are the
+ * order on the socket), run by the engine. Any thread; no call here blocks.
+ */
+#include "client/lib/collective.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "client/lib/err.h"
+#include "client/lib/options.h"
+
+/* An op's arguments; counts in elements of 4 bytes. */
+struct call {
+    uint32_t kind;
+    struct gw_slice send, recv;
+    uint64_t send_count, recv_count; /* what the slices must hold; 0: none */
+    uint64_t count;
+    uint32_t root; /* a rank of the job */
+};
+
+static int check_slice(const gw_job *job, const struct gw_slice *slice, uint64_t count,
+                       const char *what)
+{
+    uint64_t numel;
+
+    if (count == 0)
+        return 0;
+    if (!slice->buffer || slice->buffer->job != job)
+        return err_set(GW_E_INVALID, "the %s slice has no buffer of this job", what);
+    numel = slice->buffer->size_bytes / sizeof(float);
+    if (slice->offset > numel || count > numel - slice->offset)
+        return err_set(GW_E_INVALID,
+                       "the %s slice (%llu elements from %llu on) ends past its buffer of %llu "
+                       "elements",
+                       what, (unsigned long long)count, (unsigned long long)slice->offset,
+                       (unsigned long long)numel);
+    return 0;
+}
+
+/* In place is allowed only as the rank's own slice, or the same slice where counts are equal. */
+static int check_overlap(const struct call *call, uint32_t member)
+{
+    uint64_t s0 = call->send.offset, s1 = s0 + call->send_count;
+    uint64_t r0 = call->recv.offset, r1 = r0 + call->recv_count;
+    bool allowed;
+
+    if (call->send_count == 0 || call->recv_count == 0 || call->send.buffer != call->recv.buffer ||
+        s1 <= r0 || r1 <= s0)
+        return 0;
+    if (call->kind == WIRE_OP_REDUCE_SCATTER)
+        allowed = r0 == s0 + member * call->count;
+    else if (call->kind == WIRE_OP_ALL_GATHER)
+        allowed = s0 == r0 + member * call->count;
+    else
+        allowed = s0 == r0;
+    if (!allowed)
+        return err_set(GW_E_INVALID,
+                       "send and recv overlap; in place is allowed only where the smaller slice is "
+                       "the rank's own part of the larger one");
+    return 0;
+}
+
+/* The place of a rank in a group. */
+static int find_member(const gw_job *job, uint32_t group, uint32_t rank, uint32_t *ret_size,
+                       uint32_t *ret_member)
+{
+    const struct job_group *g = &job->groups[group < GW_GROUPS_MAX ? group : 0];
+
+    if (group >= GW_GROUPS_MAX || g->count == 0)
+        return err_set(GW_E_NOT_FOUND, "there is no group %u; gw_group_new makes one", group);
+    for (uint32_t i = 0; i < g->count; i++) {
+        if (g->ranks[i] == rank) {
+            *ret_size = g->count;
+            *ret_member = i;
+            return 0;
+        }
+    }
+    return err_set(GW_E_INVALID, "rank %u is not in group %u", rank, group);
+}
+
+static int check_call(const gw_job *job, struct call *call, const struct gw_op_options *options,
+                      struct gw_token *ret_token)
+{
+    uint32_t size = 0, member = 0, root = 0;
+    int r;
+
+    if (!ret_token)
+        return err_set(GW_E_INVALID, "ret_token is NULL");
+    if (options->name && strlen(options->name) > GW_LABEL_MAX)
+        return err_set(GW_E_INVALID, "the op's name has %zu bytes, at most %u are allowed",
+                       strlen(options->name), GW_LABEL_MAX);
+    if (!isfinite((float)options->scale))
+        return err_set(GW_E_INVALID, "scale %g is not a finite fp32 number", options->scale);
+    r = find_member(job, options->group, job->rank, &size, &member);
+    if (r == 0 && call->kind == WIRE_OP_BROADCAST)
+        r = find_member(job, options->group, call->root, &size, &root);
+    if (r < 0)
+        return r;
+    if (call->kind != WIRE_OP_BARRIER && call->count == 0)
+        return err_set(GW_E_INVALID, "count is 0; there is no collective of 0 bytes");
+    if (call->count > UINT64_MAX / sizeof(float) / size)
+        return err_set(GW_E_INVALID, "count is too large");
+    if (call->kind == WIRE_OP_REDUCE_SCATTER)
+        call->send_count *= size;
+    if (call->kind == WIRE_OP_ALL_GATHER)
+        call->recv_count *= size;
+    r = check_slice(job, &call->send, call->send_count, "send");
+    if (r == 0)
+        r = check_slice(job, &call->recv, call->recv_count, "recv");
+    if (r == 0)
+        r = check_overlap(call, member);
+    return r;
+}
+
+static void fill(struct wire_op *op, const struct call *call, const struct gw_op_options *options)
+{
+    op->kind = call->kind;
+    op->group = options->group;
+    op->root = call->root;
+    op->count = call->count;
+    op->scale = options->scale == 0 ? 1 : options->scale;
+    op->send_buffer = call->send_count ? call->send.buffer->id : 0;
+    op->send_offset = call->send_count ? call->send.offset : 0;
+    op->recv_buffer = call->recv_count ? call->recv.buffer->id : 0;
+    op->recv_offset = call->recv_count ? call->recv.offset : 0;
+    if (options->name)
+        memcpy(op->name, options->name, strlen(options->name));
+}
+
+/* Takes the next number and its slot. Lock held. */
+static int send_op(gw_job *job, struct wire_msg *msg)
+{
+    uint64_t sequence = job->last_op + 1;
+    uint32_t index = (uint32_t)(sequence % GW_OPS_IN_FLIGHT);
+    struct job_op *slot = &job->ops[index];
+    int r;
+
+    if (slot->sequence > 0 &&
+        atomic_load_explicit(&job->engine->op[index].value, memory_order_acquire) < slot->sequence)
+        return err_set(GW_E_AGAIN, "%u ops are in flight; wait for one of their tokens first",
+                       GW_OPS_IN_FLIGHT);
+    msg->u.op.sequence = sequence;
+    r = channel_send(&job->channel, msg);
+    if (r < 0)
+        return r;
+    *slot = (struct job_op){.sequence = sequence,
+                            .barrier = msg->u.op.kind == WIRE_OP_BARRIER,
+                            .send_buffer = msg->u.op.send_buffer,
+                            .recv_buffer = msg->u.op.recv_buffer};
+    job->last_op = sequence;
+    return 0;
+}
+
+static int submit(gw_job *job, struct call *call, const struct gw_op_options *options,
+                  struct gw_token *ret_token)
+{
+    struct gw_op_options o = {0};
+    struct wire_msg msg;
+    int r = job_check(job);
+
+    if (r == 0 && options)
+        r = options_take(&o, sizeof(o), options, sizeof(size_t), "gw_op_options");
+    if (r < 0)
+        return r;
+    memset(&msg, 0, sizeof(msg));
+    msg.type = WIRE_OP;
+    pthread_mutex_lock(&job->lock);
+    r = check_call(job, call, &o, ret_token);
+    if (r == 0) {
+        fill(&msg.u.op, call, &o);
+        r = send_op(job, &msg);
+    }
+    pthread_mutex_unlock(&job->lock);
+    if (r < 0)
+        return o.name && strlen(o.name) <= GW_LABEL_MAX ? err_prefix(r, "op \"%s\"", o.name) : r;
+    *ret_token =
+        (struct gw_token){.timeline = GW_TIMELINE(GW_TL_OP, msg.u.op.sequence % GW_OPS_IN_FLIGHT),
+                          .value = msg.u.op.sequence};
+    return 0;
+}
+
+int gw_reduce_scatter(gw_job *job, struct gw_slice send, struct gw_slice recv, uint64_t count,
+                      const struct gw_op_options *options, struct gw_token *ret_token)
+{
+    struct call call = {.kind = WIRE_OP_REDUCE_SCATTER,
+                        .send = send,
+                        .recv = recv,
+                        .send_count = count,
+                        .recv_count = count,
+                        .count = count};
+
+    return submit(job, &call, options, ret_token);
+}
+
+int gw_all_gather(gw_job *job, struct gw_slice send, struct gw_slice recv, uint64_t count,
+                  const struct gw_op_options *options, struct gw_token *ret_token)
+{
+    struct call call = {.kind = WIRE_OP_ALL_GATHER,
+                        .send = send,
+                        .recv = recv,
+                        .send_count = count,
+                        .recv_count = count,
+                        .count = count};
+
+    return submit(job, &call, options, ret_token);
+}
+
+int gw_all_reduce(gw_job *job, struct gw_slice send, struct gw_slice recv, uint64_t count,
+                  const struct gw_op_options *options, struct gw_token *ret_token)
+{
+    struct call call = {.kind = WIRE_OP_ALL_REDUCE,
+                        .send = send,
+                        .recv = recv,
+                        .send_count = count,
+                        .recv_count = count,
+                        .count = count};
+
+    return submit(job, &call, options, ret_token);
+}
+
+int gw_broadcast(gw_job *job, struct gw_slice data, uint64_t count, uint32_t root,
+                 const struct gw_op_options *options, struct gw_token *ret_token)
+{
+    struct call call = {.kind = WIRE_OP_BROADCAST,
+                        .send = data,
+                        .recv = data,
+                        .send_count = count,
+                        .recv_count = count,
+                        .count = count,
+                        .root = root};
+
+    return submit(job, &call, options, ret_token);
+}
+
+int gw_barrier(gw_job *job, const struct gw_op_options *options, struct gw_token *ret_token)
+{
+    struct call call = {.kind = WIRE_OP_BARRIER};
+
+    return submit(job, &call, options, ret_token);
+}

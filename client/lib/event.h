@@ -1,0 +1,10 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The job's readable descriptor for event loops (gw_job_event_fd), and its own timelines. */
+#ifndef GW_CLIENT_EVENT_H
+#define GW_CLIENT_EVENT_H
+
+#include "client/lib/job.h"
+
+void event_close(gw_job *job);
+
+#endif

@@ -1,0 +1,387 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Gradients: where to write a piece (acquire), saying that it is written (ready), and both with a
+ * copy (put). Any thread; only *_sync calls wait, without the lock.
+ */
+#include <string.h>
+
+#include "client/lib/clock.h"
+#include "client/lib/err.h"
+#include "client/lib/guard.h"
+#include "client/lib/wait.h"
+#include "client/lib/zero.h"
+
+#define ASK_PAUSE_NS (1 * CLOCK_MS) /* before a ring slot is asked for once more */
+
+/* One piece of a parameter, as a call names it. */
+struct target {
+    uint32_t param, piece; /* piece of the parameter */
+    uint32_t index;        /* of the piece in the layout */
+    const struct gw_layout_piece *layout;
+};
+
+static int refuse(const struct zero *zero, const struct target *t, enum ledger_refusal refusal)
+{
+    const char *name = zero_param_name(zero, t->param);
+    uint32_t micro = zero->ledger->micro;
+    unsigned long long step = zero->steps + 1;
+
+    switch (refusal) {
+    case LEDGER_OK:
+        return 0;
+    case LEDGER_TWICE:
+        return err_set(GW_E_DUPLICATE,
+                       "the gradient of %s (piece %u) was ready already in micro-step %u of step "
+                       "%llu; add shared uses up before gw_grad_ready, or end the micro-step",
+                       name, t->piece, micro, step);
+    case LEDGER_WAS_FINAL:
+        return err_set(GW_E_STATE,
+                       "the gradient of %s (piece %u) was FINAL in an earlier micro-step of step "
+                       "%llu; pass GW_GRAD_ACCUMULATE there",
+                       name, t->piece, step);
+    case LEDGER_NOT_ACQUIRED:
+        return err_set(GW_E_STATE,
+                       "the gradient of %s (piece %u) has no memory yet in micro-step %u; call "
+                       "gw_grad_acquire_sync first",
+                       name, t->piece, micro);
+    case LEDGER_MIXED:
+        return err_set(GW_E_STATE,
+                       "the gradient of %s (piece %u) mixes RUNNING and REPLACE with others of "
+                       "bucket %u in step %llu; use one of them for all",
+                       name, t->piece, t->layout->bucket, step);
+    case LEDGER_NOT_LOCAL:
+        return err_set(GW_E_INVALID,
+                       "GW_GRAD_RUNNING for %s needs accumulate = local; with shard the service "
+                       "adds",
+                       name);
+    case LEDGER_LAST_MICRO:
+        return err_set(
+            GW_E_STATE,
+            "GW_GRAD_ACCUMULATE for %s in micro-step %u, but micro_steps is %u: it is the "
+            "step's last; pass GW_GRAD_FINAL, or seal with more micro_steps",
+            name, micro, zero->options.micro_steps);
+    }
+    return err_set(GW_E_INTERNAL, "unknown refusal %d", (int)refusal);
+}
+
+static int find(gw_job *job, uint32_t param, uint32_t piece, struct zero **ret_zero,
+                struct target *ret_target)
+{
+    const struct gw_layout_param *p;
+    int r = zero_enter(job, ret_zero);
+
+    if (r == 0)
+        r = zero_param_check(*ret_zero, param);
+    if (r < 0)
+        return r;
+    p = &(*ret_zero)->view.params[param];
+    if (piece >= p->pieces)
+        return err_set(GW_E_INVALID, "parameter %s has %u pieces, not a piece %u",
+                       zero_param_name(*ret_zero, param), p->pieces, piece);
+    *ret_target = (struct target){.param = param,
+                                  .piece = piece,
+                                  .index = p->first_piece + piece,
+                                  .layout = &(*ret_zero)->view.pieces[p->first_piece + piece]};
+    return 0;
+}
+
+/* ---- ring slots -------------------------------------------------------------------------------- */
+
+/* What the wait for a slot depends on: the buckets whose reductions hold the slots. Lock held. */
+static uint32_t slot_tokens(const struct ledger *ledger, struct gw_token *tokens)
+{
+    uint32_t count = 0;
+
+    for (uint32_t i = 0; i < ledger->slot_count; i++) {
+        const struct ledger_slot *slot = &ledger->slots[i];
+
+        if (!slot->filling && slot->until > 0)
+            tokens[count++] = zero_token(GW_TIMELINE(GW_TL_BUCKET, slot->bucket), slot->until);
+    }
+    return count;
+}
+
+/* Asks the engine, which answers when a slot is free or grants a new one. Without the lock. */
+static int ask_slot(gw_job *job, struct zero *zero, uint32_t bucket, int64_t deadline,
+                    uint32_t *ret_slot)
+{
+    uint64_t bytes = zero->page->max_bucket_numel * sizeof(float);
+    struct reply reply = {0};
+    struct wire_msg msg;
+    uint32_t slot;
+    int r;
+
+    memset(&msg, 0, sizeof(msg));
+    msg.type = WIRE_ACQUIRE;
+    msg.u.acquire.bucket = bucket;
+    r = job_request(job, &msg, WIRE_ACQUIRED, CHANNEL_PARK_ANY, deadline, &reply);
+    if (r < 0)
+        return r;
+    slot = reply.msg->u.acquired.slot;
+    reply_free(&job->channel, &reply);
+    if (slot != GW_NO_SLOT) {
+        uint32_t index = slot - zero->options.ring_slots;
+
+        if (slot < zero->options.ring_slots || index >= GW_OVERFLOW_MAX)
+            return err_set(GW_E_PROTOCOL, "the engine granted slot %u, which cannot be", slot);
+        r = memory_get(job, GW_ARENA_OVERFLOW, index, bytes, "overflow buffer", deadline, NULL,
+                       &zero->overflow[index]);
+    }
+    if (r == 0)
+        *ret_slot = slot;
+    return r;
+}
+
+/* One thread asks at a time. Lock held on entry and return. */
+static int wait_slot_free(gw_job *job, struct zero *zero, uint32_t bucket, int64_t deadline)
+{
+    uint32_t slot = GW_NO_SLOT;
+    int r;
+
+    if (zero->acquiring)
+        return job_cond_wait(job, deadline) || clock_now() < deadline ? 0 : GW_E_TIMEOUT;
+    zero->acquiring = true;
+    pthread_mutex_unlock(&job->lock);
+    r = ask_slot(job, zero, bucket, deadline, &slot);
+    pthread_mutex_lock(&job->lock);
+    zero->acquiring = false;
+    pthread_cond_broadcast(&job->cond);
+    if (r == 0 && slot != GW_NO_SLOT && ledger_slot_add(zero->ledger, slot) < 0)
+        r = err_set(GW_E_PROTOCOL, "the engine granted slot %u out of turn", slot);
+    return r;
+}
+
+static int take_slot(gw_job *job, struct zero *zero, uint32_t bucket, int64_t deadline,
+                     bool *ret_waited)
+{
+    bool ignore = job_edge_dropped(job, JOB_EDGE_BUFFER_CONSUMED);
+    int r = 0;
+
+    for (bool again = false; r == 0; again = true) {
+        if (zero->ledger->buckets[bucket].slot != GW_NO_SLOT)
+            return 0;
+        if (ledger_slot_take(zero->ledger, bucket, zero->bucket_slots, ignore))
+            return 0;
+        *ret_waited = true;
+        if (again) /* a slot was free and went to another thread, or its word is not up yet */
+            job_cond_wait(job, clock_now() + ASK_PAUSE_NS);
+        r = clock_now() < deadline || !again ? wait_slot_free(job, zero, bucket, deadline)
+                                             : GW_E_TIMEOUT;
+    }
+    return r;
+}
+
+static int acquire_ring(gw_job *job, struct zero *zero, const struct target *t, int64_t deadline)
+{
+    struct gw_token tokens[GW_RING_SLOTS_MAX + GW_OVERFLOW_MAX];
+    struct wait_time time = {.w0 = clock_now()};
+    bool waited = false;
+    uint32_t count;
+    int r;
+
+    pthread_mutex_lock(&job->lock);
+    count = slot_tokens(zero->ledger, tokens);
+    r = take_slot(job, zero, t->layout->bucket, deadline, &waited);
+    pthread_mutex_unlock(&job->lock);
+    time.w1 = clock_now();
+    if (waited && r == 0)
+        wait_record(job, tokens, count, time);
+    if (r == GW_E_TIMEOUT)
+        return err_set(r,
+                       "no bucket buffer for the gradient of %s (bucket %u) became free before "
+                       "the deadline: all %u hold gradients still being reduced",
+                       zero_param_name(zero, t->param), t->layout->bucket,
+                       zero->ledger->slot_count);
+    return r;
+}
+
+/* ---- full gradient buffer ---------------------------------------------------------------------- */
+
+static int acquire_full(gw_job *job, struct zero *zero, const struct target *t, int64_t deadline)
+{
+    struct wait_time time;
+    struct gw_token token;
+    size_t index = 0;
+    int r;
+
+    if (job_edge_dropped(job, JOB_EDGE_BUFFER_CONSUMED))
+        return 0;
+    pthread_mutex_lock(&job->lock);
+    token = zero_token(GW_TIMELINE(GW_TL_BUCKET, t->layout->bucket),
+                       zero->ledger->buckets[t->layout->bucket].count);
+    pthread_mutex_unlock(&job->lock);
+    /* Pieces of a bucket whose contribution is closed are refused before, so the count is that of
+     * the earlier micro-steps: the memory's last readers. */
+    r = wait_tokens(job, &token, 1, false, deadline, &index, &time);
+    if (r == 0)
+        wait_record(job, &token, 1, time);
+    if (r == GW_E_TIMEOUT) {
+        split_defer(&job->split, time.w0, time.w1);
+        return err_set(r,
+                       "the gradient memory of %s (bucket %u) is still being read: contribution "
+                       "%llu was not reduced before the deadline",
+                       zero_param_name(zero, t->param), t->layout->bucket,
+                       (unsigned long long)token.value);
+    }
+    return r;
+}
+
+/* ---- public ------------------------------------------------------------------------------------ */
+
+static float *memory_of(const struct zero *zero, const struct target *t)
+{
+    const struct gw_layout_bucket *bucket = &zero->view.buckets[t->layout->bucket];
+    uint32_t slot = zero->ledger->buckets[t->layout->bucket].slot;
+    const uint8_t *base;
+
+    if (!zero->ledger->ring)
+        base = zero->grads.base + bucket->offset * sizeof(float);
+    else if (slot < zero->options.ring_slots)
+        base = zero->ring.base + slot * zero->page->max_bucket_numel * sizeof(float);
+    else
+        base = zero->overflow[slot - zero->options.ring_slots].base;
+    return (float *)(void *)base + t->layout->bucket_offset;
+}
+
+static int check_acquire(gw_job *job, const struct zero *zero, const struct target *t)
+{
+    int r;
+
+    pthread_mutex_lock(&job->lock);
+    r = zero_step_check(zero, "gw_grad_acquire_sync");
+    if (r == 0)
+        r = refuse(zero, t, ledger_check_acquire(zero->ledger, t->index));
+    pthread_mutex_unlock(&job->lock);
+    return r;
+}
+
+static int acquire(gw_job *job, struct zero *zero, const struct target *t, int64_t deadline,
+                   float **ret_values)
+{
+    int r = check_acquire(job, zero, t);
+
+    if (r == 0)
+        r = zero->ledger->ring ? acquire_ring(job, zero, t, deadline)
+                               : acquire_full(job, zero, t, deadline);
+    if (r < 0)
+        return r;
+    pthread_mutex_lock(&job->lock);
+    r = refuse(zero, t, ledger_check_acquire(zero->ledger, t->index));
+    if (r == 0 && zero->ledger->ring && zero->ledger->buckets[t->layout->bucket].slot == GW_NO_SLOT)
+        r = err_set(GW_E_STATE, "the micro-step ended while %s was being acquired",
+                    zero_param_name(zero, t->param));
+    if (r == 0) {
+        ledger_acquire(zero->ledger, t->index);
+        guard_bucket(job, zero, t->layout->bucket, zero->ledger->buckets[t->layout->bucket].slot,
+                     true);
+        *ret_values = memory_of(zero, t);
+    }
+    pthread_mutex_unlock(&job->lock);
+    return r;
+}
+
+int gw_grad_acquire_sync(gw_job *job, uint32_t param, uint32_t piece, int64_t timeout_ns,
+                         float **ret_values, uint64_t *ret_count)
+{
+    struct zero *zero = NULL;
+    struct target target;
+    int r = find(job, param, piece, &zero, &target);
+
+    if (r == 0 && !ret_values)
+        r = err_set(GW_E_INVALID, "ret_values is NULL");
+    if (r == 0)
+        r = acquire(job, zero, &target, clock_deadline(timeout_ns), ret_values);
+    if (r == 0 && ret_count)
+        *ret_count = target.layout->numel;
+    return r;
+}
+
+static int fill_tokens(const gw_job *job, struct wire_ready_entry *entry,
+                       const struct gw_token *tokens, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        uint32_t index = GW_TIMELINE_INDEX(tokens[i].timeline);
+
+        if (tokens[i].timeline == 0)
+            continue; /* always reached */
+        if (GW_TIMELINE_CLASS(tokens[i].timeline) != GW_TL_CLIENT ||
+            index >= atomic_load(&job->timelines))
+            return err_set(GW_E_INVALID, "token %zu is on no timeline of gw_timeline_new", i);
+        entry->timeline[entry->tokens] = index;
+        entry->value[entry->tokens++] = tokens[i].value;
+    }
+    return 0;
+}
+
+/* Lock held. */
+static int declare(gw_job *job, struct zero *zero, const struct target *t,
+                   struct wire_ready_entry *entry)
+{
+    uint32_t bucket = t->layout->bucket;
+    int r;
+
+    r = zero_step_check(zero, "gw_grad_ready");
+    if (r == 0)
+        r = refuse(zero, t, ledger_check_ready(zero->ledger, t->index, entry->flags));
+    if (r < 0)
+        return r;
+    entry->slot = zero->ledger->ring ? zero->ledger->buckets[bucket].slot : GW_NO_SLOT;
+    r = channel_ready(&job->channel, entry, ledger_completes(zero->ledger, t->index));
+    if (r < 0)
+        return r;
+    zero->begun = true;
+    if (ledger_ready(zero->ledger, t->index, entry->flags))
+        guard_bucket(job, zero, bucket, entry->slot, false);
+    return 0;
+}
+
+int gw_grad_ready(gw_job *job, uint32_t param, uint32_t piece, uint32_t flags,
+                  const struct gw_token *tokens, size_t token_count)
+{
+    struct wire_ready_entry entry = {.param = param, .piece = piece, .flags = flags};
+    struct zero *zero = NULL;
+    struct target target;
+    int r = find(job, param, piece, &zero, &target);
+
+    if (r < 0)
+        return r;
+    if (flags & ~(uint32_t)(GW_GRAD_ACCUMULATE | GW_GRAD_RUNNING))
+        return err_set(GW_E_INVALID, "flags 0x%x hold unknown bits", flags);
+    if (token_count > GW_READY_TOKENS || (token_count > 0 && !tokens))
+        return err_set(GW_E_INVALID, "%zu tokens; at most %u, and not NULL", token_count,
+                       GW_READY_TOKENS);
+    r = fill_tokens(job, &entry, tokens, token_count);
+    if (r < 0)
+        return r;
+    pthread_mutex_lock(&job->lock);
+    r = declare(job, zero, &target, &entry);
+    pthread_mutex_unlock(&job->lock);
+    return r;
+}
+
+int gw_grad_put_sync(gw_job *job, uint32_t param, const float *values, uint32_t flags,
+                     int64_t timeout_ns)
+{
+    int64_t deadline = clock_deadline(timeout_ns);
+    struct zero *zero = NULL;
+    int r = zero_enter(job, &zero);
+
+    if (r == 0)
+        r = zero_param_check(zero, param);
+    if (r == 0 && !values && zero->view.params[param].numel > 0)
+        r = err_set(GW_E_INVALID, "values is NULL");
+    for (uint32_t piece = 0; r == 0 && piece < zero->view.params[param].pieces; piece++) {
+        struct target target;
+        float *memory = NULL;
+
+        r = find(job, param, piece, &zero, &target);
+        if (r == 0)
+            r = acquire(job, zero, &target, deadline, &memory);
+        if (r < 0)
+            break;
+        memcpy(memory, values + target.layout->param_offset, target.layout->numel * sizeof(float));
+        atomic_fetch_add(&zero->copied_in_bytes, target.layout->numel * sizeof(float));
+        r = gw_grad_ready(job, param, piece, flags, NULL, 0);
+    }
+    return r;
+}

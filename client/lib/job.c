@@ -1,0 +1,347 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A job's handle: create, join, close, who it is, and how it failed; see job.h. Any thread.
+ */
+#include "client/lib/job.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <sodium.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "client/lib/clock.h"
+#include "client/lib/collective.h"
+#include "client/lib/connect.h"
+#include "client/lib/err.h"
+#include "client/lib/event.h"
+#include "client/lib/options.h"
+#include "client/lib/zero.h"
+#include "daemon/base/tag.h"
+
+#define TIMEOUT_DEFAULT_NS (30 * CLOCK_SECOND)
+#define JOIN_DEFAULT_NS (300 * CLOCK_SECOND)
+#define OP_DEFAULT_NS (1800 * CLOCK_SECOND)
+#define LEAVE_NS (1 * CLOCK_SECOND) /* for the last message when the socket is full */
+
+int job_enter(const gw_job *job)
+{
+    if (!job)
+        return err_set(GW_E_INVALID, "the job is NULL");
+    if (atomic_load_explicit(&job->guard.forked, memory_order_relaxed))
+        return err_set(GW_E_FORKED,
+                       "this job's handle belongs to the parent process; a forked child must not "
+                       "use it (join with a handle of its own)");
+    return 0;
+}
+
+int job_failure(gw_job *job)
+{
+    char text[GW_TEXT_MAX + 1];
+    int code = atomic_load_explicit(&job->engine->error, memory_order_acquire);
+
+    if (code == 0)
+        return channel_error(&job->channel);
+    memcpy(text, job->engine->failure.text, sizeof(text));
+    text[GW_TEXT_MAX] = 0;
+    if (code > 0 || code <= GW_ERROR_LAST)
+        code = GW_E_INTERNAL;
+    return err_set(code, "%s", text[0] ? text : gw_error_message(code));
+}
+
+int job_check(gw_job *job)
+{
+    int r = job_enter(job);
+
+    return r < 0 ? r : job_failure(job);
+}
+
+int job_request(gw_job *job, struct wire_msg *msg, uint16_t expect, enum channel_park park,
+                int64_t deadline, struct reply *ret_reply)
+{
+    int r = channel_request(&job->channel, msg, -1, expect, park, deadline, ret_reply);
+
+    if (r == GW_E_TIMEOUT && atomic_load(&job->engine->error) != 0)
+        r = job_failure(job);
+    return r;
+}
+
+bool job_edge_dropped(const gw_job *job, enum job_edge edge)
+{
+    return (job->dropped_edges & edge) != 0;
+}
+
+bool job_cond_wait(gw_job *job, int64_t deadline)
+{
+    struct timespec until = clock_timespec(deadline);
+
+    return pthread_cond_timedwait(&job->cond, &job->lock, &until) != ETIMEDOUT;
+}
+
+static uint32_t edges_from_environment(void)
+{
+    uint32_t edges = 0;
+#ifdef GW_TEST_EDGES
+    const char *name = secure_getenv("GRADWIRE_DROP_EDGE");
+
+    if (name && !strcmp(name, "BUFFER_CONSUMED"))
+        edges = JOB_EDGE_BUFFER_CONSUMED;
+    if (name && !strcmp(name, "VERDICT_READ"))
+        edges = JOB_EDGE_VERDICT_READ;
+    if (name && !strcmp(name, "GATHERED"))
+        edges = JOB_EDGE_GATHERED;
+#endif
+    return edges;
+}
+
+static int job_new(gw_job **ret_job)
+{
+    gw_job *job = calloc(1, sizeof(*job));
+    const char *debug = secure_getenv("GRADWIRE_DEBUG");
+    pthread_condattr_t attr;
+    int r;
+
+    if (!job)
+        return err_set(GW_E_NOMEM, "no memory for a job's handle");
+    job->doorbell = job->event = job->epoll = -1;
+    job->debug_guard = debug && !strcmp(debug, "guard");
+    job->dropped_edges = edges_from_environment();
+    job->groups = calloc(GW_GROUPS_MAX, sizeof(*job->groups));
+    r = job->groups ? channel_init(&job->channel, &job->guard)
+                    : err_set(GW_E_NOMEM, "no memory for a job's groups");
+    if (r < 0) {
+        free(job->groups);
+        free(job);
+        return r;
+    }
+    pthread_mutex_init(&job->lock, NULL);
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&job->cond, &attr);
+    pthread_condattr_destroy(&attr);
+    r = split_init(&job->split);
+    if (r == 0)
+        r = fork_register(&job->guard);
+    *ret_job = job;
+    if (r < 0)
+        *ret_job = gw_job_close(job);
+    return r;
+}
+
+/* A job that fails now has no LEAVE to send: the engine sees a lost client or none at all. */
+static void leave(gw_job *job)
+{
+    int64_t deadline = clock_deadline(LEAVE_NS);
+    struct wire_msg msg;
+
+    if (job->generation == 0 || channel_error(&job->channel) < 0)
+        return;
+    memset(&msg, 0, sizeof(msg));
+    msg.type = WIRE_LEAVE;
+    if (channel_send(&job->channel, &msg) < 0)
+        return;
+    while (!channel_flush(&job->channel) && channel_error(&job->channel) == 0 &&
+           clock_now() < deadline) {
+        struct pollfd poll_fd = {.fd = job->channel.fd, .events = POLLOUT};
+
+        poll(&poll_fd, 1, 10);
+    }
+}
+
+gw_job *gw_job_close(gw_job *job)
+{
+    if (!job || atomic_load(&job->guard.forked))
+        return NULL; /* a child's copy: its locks may be held by threads that do not exist here */
+    leave(job);
+    event_close(job);
+    zero_close(job);
+    collective_close(job);
+    channel_deinit(&job->channel);
+    fork_fd_close(&job->guard, &job->doorbell);
+    map_free(&job->client_map);
+    map_free(&job->engine_map);
+    split_deinit(&job->split);
+    fork_unregister(&job->guard);
+    pthread_cond_destroy(&job->cond);
+    pthread_mutex_destroy(&job->lock);
+    free(job->groups);
+    sodium_memzero(&job->id, sizeof(job->id));
+    free(job);
+    return NULL;
+}
+
+static int check_options(struct gw_job_options *o)
+{
+    if (o->world == 0 || o->world > GW_RANKS_MAX)
+        return err_set(GW_E_INVALID, "world is %u; a job has 1 to %u ranks", o->world,
+                       GW_RANKS_MAX);
+    if (o->rank >= o->world)
+        return err_set(GW_E_INVALID, "rank is %u, but the world has ranks 0 to %u", o->rank,
+                       o->world - 1);
+    if (o->timeout_ns < 0 || o->join_timeout_ns < 0 || o->op_timeout_ns < 0)
+        return err_set(GW_E_INVALID, "a timeout is negative; 0 is its default");
+    if (o->name && strlen(o->name) > GW_LABEL_MAX)
+        return err_set(GW_E_INVALID, "the job's name has %zu bytes, at most %u are allowed",
+                       strlen(o->name), GW_LABEL_MAX);
+    o->timeout_ns = o->timeout_ns ? o->timeout_ns : TIMEOUT_DEFAULT_NS;
+    o->join_timeout_ns = o->join_timeout_ns ? o->join_timeout_ns : JOIN_DEFAULT_NS;
+    o->op_timeout_ns = o->op_timeout_ns ? o->op_timeout_ns : OP_DEFAULT_NS;
+    o->linger_ns = o->linger_ns < 0 ? -1 : o->linger_ns;
+    return 0;
+}
+
+static void tag_of(const struct gw_job_id *id, uint8_t ret_tag[GW_TAG_BYTES])
+{
+    /* BLAKE2b has 16 bytes at least in libsodium's checks of other calls; 8 are fine here. */
+    crypto_generichash_blake2b(ret_tag, GW_TAG_BYTES, id->bytes, id->size_bytes, NULL, 0);
+}
+
+static int take_joined(gw_job *job, const struct wire_msg *msg)
+{
+    uint8_t tag[GW_TAG_BYTES];
+
+    job->id.size_bytes = msg->u.joined.id_bytes;
+    memcpy(job->id.bytes, msg->u.joined.id, sizeof(job->id.bytes));
+    job->generation = msg->u.joined.generation;
+    if (job->id.size_bytes == 0 || job->id.size_bytes > GW_JOB_ID_MAX || job->generation == 0)
+        return err_set(GW_E_PROTOCOL, "the engine's answer to the join holds no job id");
+    tag_of(&job->id, tag);
+    tag_to_hex(tag, job->tag);
+    pthread_mutex_lock(&job->channel.lock);
+    snprintf(job->channel.engine, sizeof(job->channel.engine), "engine of job %s", job->tag);
+    pthread_mutex_unlock(&job->channel.lock);
+    for (uint32_t i = 0; i < job->world; i++)
+        job->groups[GW_GROUP_WORLD].ranks[i] = i;
+    job->groups[GW_GROUP_WORLD].count = job->world;
+    return 0;
+}
+
+static void create_message(const struct gw_job_options *o, struct wire_msg *msg)
+{
+    msg->type = WIRE_JOB_CREATE;
+    msg->u.job_create.rank = o->rank;
+    msg->u.job_create.world = o->world;
+    msg->u.job_create.join_timeout_ns = (uint64_t)o->join_timeout_ns;
+    msg->u.job_create.op_timeout_ns = (uint64_t)o->op_timeout_ns;
+    msg->u.job_create.linger_ns = o->linger_ns;
+    msg->u.job_create.link_bytes_per_s = o->link_bytes_per_s;
+    snprintf(msg->u.job_create.name, sizeof(msg->u.job_create.name), "%.*s", (int)GW_LABEL_MAX,
+             o->name && o->name[0] ? o->name : program_invocation_short_name);
+}
+
+static int start(const struct gw_job_options *options, const struct gw_job_id *id, gw_job **ret_job)
+{
+    struct gw_job_options o;
+    struct wire_msg msg;
+    struct reply reply = {0};
+    uint8_t tag[GW_TAG_BYTES] = {0};
+    gw_job *job = NULL;
+    int64_t deadline;
+    int r;
+
+    r = options_take(&o, sizeof(o), options, offsetof(struct gw_job_options, timeout_ns),
+                     "gw_job_options");
+    if (r == 0)
+        r = check_options(&o);
+    if (r == 0)
+        r = job_new(&job);
+    if (r < 0)
+        return r;
+    job->rank = o.rank;
+    job->world = o.world;
+    job->timeout_ns = o.timeout_ns;
+    deadline = clock_deadline(o.timeout_ns);
+    memset(&msg, 0, sizeof(msg));
+    create_message(&o, &msg);
+    if (id) {
+        tag_of(id, tag);
+        msg.type = WIRE_JOIN;
+        memset(&msg.u, 0, sizeof(msg.u));
+        msg.u.join.rank = o.rank;
+        msg.u.join.world = o.world;
+        msg.u.join.id_bytes = id->size_bytes;
+        memcpy(msg.u.join.id, id->bytes, id->size_bytes);
+    }
+    r = connect_path(job, o.socket_path);
+    if (r == 0)
+        r = connect_open(job, id ? tag : NULL, deadline);
+    if (r == 0)
+        r = channel_request(&job->channel, &msg, -1, WIRE_JOINED, CHANNEL_PARK_NONE, deadline,
+                            &reply);
+    if (r == 0)
+        r = take_joined(job, reply.msg);
+    sodium_memzero(&msg, sizeof(msg));
+    reply_free(&job->channel, &reply);
+    if (r < 0)
+        job = gw_job_close(job);
+    else
+        *ret_job = job;
+    return r;
+}
+
+int gw_job_create(const struct gw_job_options *options, gw_job **ret_job)
+{
+    if (!ret_job)
+        return err_set(GW_E_INVALID, "ret_job is NULL");
+    return start(options, NULL, ret_job);
+}
+
+int gw_job_join(const struct gw_job_options *options, const struct gw_job_id *id, gw_job **ret_job)
+{
+    if (!ret_job || !id)
+        return err_set(GW_E_INVALID, "%s is NULL", id ? "ret_job" : "id");
+    if (id->size_bytes == 0 || id->size_bytes > GW_JOB_ID_MAX)
+        return err_set(GW_E_INVALID, "the job id has %u bytes; it is not an id of gw_job_get_id",
+                       id->size_bytes);
+    return start(options, id, ret_job);
+}
+
+int gw_job_get_id(gw_job *job, struct gw_job_id *ret_id)
+{
+    int r = job_enter(job);
+
+    if (r == 0 && !ret_id)
+        r = err_set(GW_E_INVALID, "ret_id is NULL");
+    if (r == 0)
+        *ret_id = job->id;
+    return r;
+}
+
+int gw_job_tag(gw_job *job, char ret_tag[GW_TAG_CHARS])
+{
+    int r = job_enter(job);
+
+    if (r == 0 && !ret_tag)
+        r = err_set(GW_E_INVALID, "ret_tag is NULL");
+    if (r == 0)
+        memcpy(ret_tag, job->tag, GW_TAG_CHARS);
+    return r;
+}
+
+uint32_t gw_job_rank(const gw_job *job)
+{
+    return job ? job->rank : 0;
+}
+
+uint32_t gw_job_world(const gw_job *job)
+{
+    return job ? job->world : 0;
+}
+
+uint32_t gw_job_generation(const gw_job *job)
+{
+    return job ? job->generation : 0;
+}
+
+int gw_job_wait_ready(gw_job *job, int64_t timeout_ns)
+{
+    struct wire_msg msg;
+    int r = job_check(job);
+
+    if (r < 0)
+        return r;
+    memset(&msg, 0, sizeof(msg));
+    msg.type = WIRE_WAIT_READY;
+    return job_request(job, &msg, WIRE_DONE, CHANNEL_PARK_ANY, clock_deadline(timeout_ns), NULL);
+}

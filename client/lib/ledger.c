@@ -1,0 +1,206 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Contribution counts and ring slots; see ledger.h. Pure; the caller serialises. */
+#include "client/lib/ledger.h"
+
+#include <stdlib.h>
+
+#include "gradwire/gradwire.h"
+
+/* A new micro-step: who is still to come. A bucket whose pieces were all FINAL before has no
+ * contribution any more. */
+static void open_bucket(const struct ledger *ledger, uint32_t b)
+{
+    struct ledger_bucket *bucket = &ledger->buckets[b];
+
+    bucket->outstanding = ledger->layout_buckets[b].pieces - bucket->finals;
+    bucket->closed = bucket->outstanding == 0;
+    bucket->declared = 0;
+    bucket->slot = GW_NO_SLOT;
+}
+
+int ledger_new(const struct gw_layout_page *page, const struct gw_layout_piece *pieces,
+               const struct gw_layout_bucket *buckets, uint32_t ring_slots, uint32_t micro_steps,
+               bool local, struct ledger **ret_ledger)
+{
+    struct ledger *ledger = calloc(1, sizeof(*ledger));
+
+    if (!ledger)
+        return GW_E_NOMEM;
+    ledger->layout_pieces = pieces;
+    ledger->layout_buckets = buckets;
+    ledger->piece_count = page->pieces;
+    ledger->bucket_count = page->buckets;
+    ledger->slot_count = ring_slots;
+    ledger->slot_room = ring_slots ? ring_slots + GW_OVERFLOW_MAX : 0;
+    ledger->micro_steps = micro_steps;
+    ledger->ring = ring_slots > 0;
+    ledger->local = local;
+    ledger->pieces = calloc((size_t)page->pieces + 1, sizeof(*ledger->pieces));
+    ledger->buckets = calloc((size_t)page->buckets + 1, sizeof(*ledger->buckets));
+    ledger->slots = calloc((size_t)ledger->slot_room + 1, sizeof(*ledger->slots));
+    if (!ledger->pieces || !ledger->buckets || !ledger->slots) {
+        ledger_free(ledger);
+        return GW_E_NOMEM;
+    }
+    for (uint32_t b = 0; b < page->buckets; b++)
+        open_bucket(ledger, b);
+    *ret_ledger = ledger;
+    return 0;
+}
+
+struct ledger *ledger_free(struct ledger *ledger)
+{
+    if (!ledger)
+        return NULL;
+    free(ledger->pieces);
+    free(ledger->buckets);
+    free(ledger->slots);
+    free(ledger);
+    return NULL;
+}
+
+enum ledger_refusal ledger_check_acquire(const struct ledger *ledger, uint32_t piece)
+{
+    const struct ledger_piece *p = &ledger->pieces[piece];
+
+    if (p->ready)
+        return LEDGER_TWICE;
+    return p->final ? LEDGER_WAS_FINAL : LEDGER_OK;
+}
+
+enum ledger_refusal ledger_check_ready(const struct ledger *ledger, uint32_t piece, uint32_t flags)
+{
+    const struct ledger_piece *p = &ledger->pieces[piece];
+    const struct ledger_bucket *bucket = &ledger->buckets[ledger->layout_pieces[piece].bucket];
+    uint8_t mode = flags & GW_GRAD_RUNNING ? 2 : 1;
+
+    if (p->ready)
+        return LEDGER_TWICE;
+    if (p->final)
+        return LEDGER_WAS_FINAL;
+    if (!p->acquired)
+        return LEDGER_NOT_ACQUIRED;
+    if (mode == 2 && !ledger->local)
+        return LEDGER_NOT_LOCAL;
+    if (bucket->mode != 0 && bucket->mode != mode)
+        return LEDGER_MIXED;
+    if ((flags & GW_GRAD_ACCUMULATE) && ledger->micro + 1 >= ledger->micro_steps)
+        return LEDGER_LAST_MICRO;
+    return LEDGER_OK;
+}
+
+enum ledger_refusal ledger_check_micro_end(const struct ledger *ledger)
+{
+    return ledger->micro + 1 >= ledger->micro_steps ? LEDGER_LAST_MICRO : LEDGER_OK;
+}
+
+void ledger_acquire(struct ledger *ledger, uint32_t piece)
+{
+    ledger->pieces[piece].acquired = true;
+}
+
+static void close_contribution(struct ledger *ledger, struct ledger_bucket *bucket)
+{
+    bucket->closed = true;
+    bucket->count++;
+    if (bucket->slot == GW_NO_SLOT)
+        return;
+    ledger->slots[bucket->slot].filling = false;
+    /* A slot of which nothing was declared is unknown to the engine: it is free at once. */
+    if (bucket->declared > 0)
+        ledger->slots[bucket->slot].until = bucket->count;
+    bucket->slot = GW_NO_SLOT;
+}
+
+bool ledger_completes(const struct ledger *ledger, uint32_t piece)
+{
+    return ledger->buckets[ledger->layout_pieces[piece].bucket].outstanding == 1;
+}
+
+bool ledger_ready(struct ledger *ledger, uint32_t piece, uint32_t flags)
+{
+    struct ledger_piece *p = &ledger->pieces[piece];
+    struct ledger_bucket *bucket = &ledger->buckets[ledger->layout_pieces[piece].bucket];
+
+    p->ready = true;
+    ledger->declared = true;
+    bucket->mode = flags & GW_GRAD_RUNNING ? 2 : 1;
+    bucket->declared++;
+    if (!(flags & GW_GRAD_ACCUMULATE)) {
+        p->final = true;
+        bucket->finals++;
+    }
+    if (--bucket->outstanding > 0)
+        return false;
+    close_contribution(ledger, bucket);
+    return true;
+}
+
+static void close_all(struct ledger *ledger)
+{
+    for (uint32_t b = 0; b < ledger->bucket_count; b++) {
+        if (!ledger->buckets[b].closed)
+            close_contribution(ledger, &ledger->buckets[b]);
+    }
+    for (uint32_t p = 0; p < ledger->piece_count; p++)
+        ledger->pieces[p].acquired = ledger->pieces[p].ready = false;
+}
+
+void ledger_micro_end(struct ledger *ledger)
+{
+    close_all(ledger);
+    ledger->micro++;
+    ledger->declared = true;
+    for (uint32_t b = 0; b < ledger->bucket_count; b++)
+        open_bucket(ledger, b);
+}
+
+void ledger_step_end(struct ledger *ledger)
+{
+    close_all(ledger);
+    ledger->micro = 0;
+    ledger->declared = false;
+    for (uint32_t p = 0; p < ledger->piece_count; p++)
+        ledger->pieces[p].final = false;
+    for (uint32_t b = 0; b < ledger->bucket_count; b++) {
+        ledger->buckets[b].finals = 0;
+        ledger->buckets[b].mode = 0;
+        open_bucket(ledger, b);
+    }
+}
+
+static bool slot_free(const struct ledger_slot *slot, const struct gw_shm_slot *words,
+                      bool ignore_words)
+{
+    if (slot->filling)
+        return false;
+    if (slot->until == 0 || ignore_words)
+        return true;
+    return atomic_load_explicit(&words[slot->bucket].value, memory_order_acquire) >= slot->until;
+}
+
+bool ledger_slot_take(struct ledger *ledger, uint32_t bucket, const struct gw_shm_slot *words,
+                      bool ignore_words)
+{
+    for (uint32_t i = 0; i < ledger->slot_count; i++) {
+        struct ledger_slot *slot = &ledger->slots[i];
+
+        if (!slot_free(slot, words, ignore_words))
+            continue;
+        slot->filling = true;
+        slot->bucket = bucket;
+        slot->until = 0;
+        ledger->buckets[bucket].slot = i;
+        return true;
+    }
+    return false;
+}
+
+int ledger_slot_add(struct ledger *ledger, uint32_t slot)
+{
+    if (slot > ledger->slot_count || slot >= ledger->slot_room)
+        return GW_E_LIMIT;
+    if (slot == ledger->slot_count)
+        ledger->slot_count++;
+    return 0;
+}

@@ -1,0 +1,94 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The rank's own account of its gradients: which pieces it has handed over in this micro-step, how
+ * many contributions to each bucket it has closed, and which ring slot holds what. Pure: no clock,
+ * page or message; the caller serialises calls.
+ *
+ * Contributions are counted exactly as the engine counts them: every micro-step of a step closes
+ * one contribution to each bucket, unless all pieces of the bucket were FINAL in an earlier
+ * micro-step of the step (then none any more). It is closed when the bucket's last outstanding
+ * piece is ready, else when the micro-step or step ends. The bucket's timeline counts those that
+ * the engine has consumed, so memory of contribution c is free once the word is >= c.
+ */
+#ifndef GW_CLIENT_LEDGER_H
+#define GW_CLIENT_LEDGER_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "proto/layout_page.h"
+#include "proto/shm.h"
+
+struct ledger_piece {
+    bool acquired, ready; /* in this micro-step */
+    bool final;           /* in this step */
+};
+
+struct ledger_bucket {
+    uint64_t count;       /* contributions closed, over all steps */
+    uint32_t outstanding; /* pieces still to come in this micro-step */
+    uint32_t finals;      /* pieces that were FINAL so far in this step */
+    uint32_t declared;    /* pieces ready in this micro-step */
+    uint32_t slot;        /* ring slot of the open contribution, or GW_NO_SLOT */
+    bool closed;          /* this micro-step's contribution is closed, or there is none */
+    uint8_t mode;         /* 0, or 1 + GW_GRAD_RUNNING bit of this step's contributions */
+};
+
+struct ledger_slot {
+    bool filling;    /* holds an open contribution */
+    uint32_t bucket; /* that used it last */
+    uint64_t until;  /* free once the bucket's word is >= until; 0: never used */
+};
+
+struct ledger {
+    const struct gw_layout_piece *layout_pieces;
+    const struct gw_layout_bucket *layout_buckets;
+    uint32_t piece_count, bucket_count, slot_count, slot_room;
+    uint32_t micro, micro_steps;
+    bool ring;     /* gradients are written into ring slots */
+    bool local;    /* accumulate = local: RUNNING is allowed */
+    bool declared; /* some piece of this step was declared */
+    struct ledger_piece *pieces;
+    struct ledger_bucket *buckets;
+    struct ledger_slot *slots;
+};
+
+/* Why a call is refused; grad.c has the words. */
+enum ledger_refusal {
+    LEDGER_OK = 0,
+    LEDGER_TWICE,     /* ready already in this micro-step */
+    LEDGER_WAS_FINAL, /* FINAL in an earlier micro-step */
+    LEDGER_NOT_ACQUIRED,
+    LEDGER_MIXED,      /* RUNNING and REPLACE in one bucket and step */
+    LEDGER_NOT_LOCAL,  /* RUNNING with accumulate = shard */
+    LEDGER_LAST_MICRO, /* ACCUMULATE, or gw_micro_step_end, in the last micro-step */
+};
+
+/* The arrays of the layout stay the caller's. ring_slots 0: full gradient buffer. GW_E_NOMEM. */
+int ledger_new(const struct gw_layout_page *page, const struct gw_layout_piece *pieces,
+               const struct gw_layout_bucket *buckets, uint32_t ring_slots, uint32_t micro_steps,
+               bool local, struct ledger **ret_ledger);
+struct ledger *ledger_free(struct ledger *ledger);
+
+enum ledger_refusal ledger_check_acquire(const struct ledger *ledger, uint32_t piece);
+enum ledger_refusal ledger_check_ready(const struct ledger *ledger, uint32_t piece, uint32_t flags);
+enum ledger_refusal ledger_check_micro_end(const struct ledger *ledger);
+
+/* After a check said LEDGER_OK. */
+void ledger_acquire(struct ledger *ledger, uint32_t piece);
+/* True: the bucket's contribution is complete with this piece (ledger_completes tells before). */
+bool ledger_ready(struct ledger *ledger, uint32_t piece, uint32_t flags);
+bool ledger_completes(const struct ledger *ledger, uint32_t piece);
+void ledger_micro_end(struct ledger *ledger);
+void ledger_step_end(struct ledger *ledger);
+
+/* Gives the bucket's open contribution a slot that is free: never used, or consumed according to
+ * the board's bucket words. `ignore_words` is the dropped edge BUFFER_CONSUMED. False: none free. */
+bool ledger_slot_take(struct ledger *ledger, uint32_t bucket, const struct gw_shm_slot *words,
+                      bool ignore_words);
+/* An overflow slot was granted: slot numbers grow by one. GW_E_LIMIT when `slot` is not the next
+ * number or one that is known. */
+int ledger_slot_add(struct ledger *ledger, uint32_t slot);
+
+#endif

@@ -1,0 +1,206 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The parameter list before the seal, and reading the layout after it. Any thread. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "client/lib/err.h"
+#include "client/lib/zero.h"
+
+void params_free(struct params *params)
+{
+    if (!params)
+        return;
+    for (uint32_t i = 0; i < params->count; i++) {
+        free(params->entries[i].name);
+        free(params->entries[i].unit);
+    }
+    free(params->entries);
+    free(params);
+}
+
+static int check_name(const char *name, const char *what, size_t min)
+{
+    size_t bytes = name ? strlen(name) : 0;
+
+    if (bytes < min)
+        return err_set(GW_E_INVALID, "a parameter needs a %s", what);
+    if (bytes > GW_NAME_MAX)
+        return err_set(GW_E_INVALID, "the %s %.40s... has %zu bytes, at most %u are allowed", what,
+                       name, bytes, GW_NAME_MAX);
+    return 0;
+}
+
+/* Room for one more. Lock held. */
+static int grow(gw_job *job)
+{
+    struct params *params = job->params;
+    struct params_entry *entries;
+    uint32_t room;
+
+    if (!params)
+        params = job->params = calloc(1, sizeof(*params));
+    if (!params)
+        return err_set(GW_E_NOMEM, "no memory for the list of parameters");
+    if (params->frozen)
+        return err_set(GW_E_STATE, "gw_seal has been called; parameters must be added before it");
+    if (params->count == GW_PARAMS_MAX)
+        return err_set(GW_E_LIMIT, "a job has at most %u parameters", GW_PARAMS_MAX);
+    if (params->count < params->room)
+        return 0;
+    room = params->room ? params->room * 2 : 64;
+    entries = realloc(params->entries, room * sizeof(*entries));
+    if (!entries)
+        return err_set(GW_E_NOMEM, "no memory for the list of parameters");
+    params->entries = entries;
+    params->room = room;
+    return 0;
+}
+
+int gw_param_add(gw_job *job, const char *name, uint64_t numel, const char *unit,
+                 uint32_t *ret_param)
+{
+    struct params_entry entry = {.numel = numel};
+    int r = job_check(job);
+
+    if (r == 0)
+        r = check_name(name, "name", 1);
+    if (r == 0 && unit)
+        r = check_name(unit, "unit name", 0);
+    if (r < 0)
+        return r;
+    entry.name = strdup(name);
+    entry.unit = strdup(unit ? unit : "");
+    pthread_mutex_lock(&job->lock);
+    r = entry.name && entry.unit ? grow(job)
+                                 : err_set(GW_E_NOMEM, "no memory for parameter %s", name);
+    if (r == 0) {
+        if (ret_param)
+            *ret_param = job->params->count;
+        job->params->entries[job->params->count++] = entry;
+    }
+    pthread_mutex_unlock(&job->lock);
+    if (r < 0) {
+        free(entry.name);
+        free(entry.unit);
+    }
+    return r;
+}
+
+int zero_enter(gw_job *job, struct zero **ret_zero)
+{
+    int r = job_check(job);
+
+    if (r < 0)
+        return r;
+    *ret_zero = atomic_load_explicit(&job->zero, memory_order_acquire);
+    return *ret_zero ? 0 : err_set(GW_E_STATE, "the job is not sealed; call gw_seal first");
+}
+
+/* The layout may be read after a failure too: its copy is our own memory. */
+static int layout_enter(const gw_job *job, const void *ret, struct zero **ret_zero)
+{
+    int r = job_enter(job);
+
+    if (r < 0)
+        return r;
+    if (!ret)
+        return err_set(GW_E_INVALID, "the place for the result is NULL");
+    *ret_zero = atomic_load_explicit(&job->zero, memory_order_acquire);
+    return *ret_zero ? 0 : err_set(GW_E_STATE, "the job is not sealed; call gw_seal first");
+}
+
+const char *zero_param_name(const struct zero *zero, uint32_t param)
+{
+    return zero->view.names + zero->view.params[param].name_at;
+}
+
+int zero_param_check(const struct zero *zero, uint32_t param)
+{
+    if (param >= zero->page->params)
+        return err_set(GW_E_INVALID, "there is no parameter %u; %u were added", param,
+                       zero->page->params);
+    return 0;
+}
+
+int gw_layout(gw_job *job, struct gw_layout_info *ret_info)
+{
+    struct zero *zero = NULL;
+    int r = layout_enter(job, ret_info, &zero);
+
+    if (r < 0)
+        return r;
+    *ret_info = (struct gw_layout_info){
+        .buckets = zero->page->buckets,
+        .units = zero->page->units,
+        .fetch_units = zero->page->fetch_units,
+        .params = zero->page->params,
+        .numel = zero->page->numel,
+        .padded_numel = zero->page->padded_numel,
+    };
+    memcpy(ret_info->hash, zero->hash, sizeof(ret_info->hash));
+    return 0;
+}
+
+int gw_layout_bucket(gw_job *job, uint32_t bucket, struct gw_bucket_info *ret_info)
+{
+    struct zero *zero = NULL;
+    int r = layout_enter(job, ret_info, &zero);
+
+    if (r < 0)
+        return r;
+    if (bucket >= zero->page->buckets)
+        return err_set(GW_E_INVALID, "there is no bucket %u; the layout has %u", bucket,
+                       zero->page->buckets);
+    *ret_info = (struct gw_bucket_info){
+        .offset = zero->view.buckets[bucket].offset,
+        .numel = zero->view.buckets[bucket].numel,
+        .padded_numel = zero->view.buckets[bucket].padded_numel,
+        .fetch_unit = zero->view.buckets[bucket].fetch_unit,
+    };
+    return 0;
+}
+
+int gw_param_pieces(gw_job *job, uint32_t param, uint32_t *ret_count)
+{
+    struct zero *zero = NULL;
+    int r = layout_enter(job, ret_count, &zero);
+
+    if (r == 0)
+        r = zero_param_check(zero, param);
+    if (r == 0)
+        *ret_count = zero->view.params[param].pieces;
+    return r;
+}
+
+int gw_param_piece(gw_job *job, uint32_t param, uint32_t piece, struct gw_piece_info *ret_info)
+{
+    struct zero *zero = NULL;
+    const struct gw_layout_piece *p;
+    int r = layout_enter(job, ret_info, &zero);
+
+    if (r == 0)
+        r = zero_param_check(zero, param);
+    if (r < 0)
+        return r;
+    if (piece >= zero->view.params[param].pieces)
+        return err_set(GW_E_INVALID, "parameter %s has %u pieces, not a piece %u",
+                       zero_param_name(zero, param), zero->view.params[param].pieces, piece);
+    p = &zero->view.pieces[zero->view.params[param].first_piece + piece];
+    *ret_info = (struct gw_piece_info){.bucket = p->bucket,
+                                       .bucket_offset = p->bucket_offset,
+                                       .param_offset = p->param_offset,
+                                       .numel = p->numel};
+    return 0;
+}
+
+int gw_param_unit(gw_job *job, uint32_t param, uint32_t *ret_unit)
+{
+    struct zero *zero = NULL;
+    int r = layout_enter(job, ret_unit, &zero);
+
+    if (r == 0)
+        r = zero_param_check(zero, param);
+    if (r == 0)
+        *ret_unit = zero->view.params[param].unit;
+    return r;
+}

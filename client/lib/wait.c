@@ -1,0 +1,296 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* gw_wait and its kin; see wait.h. Any thread. */
+#include "client/lib/wait.h"
+
+#include <linux/futex.h>
+#include <stdlib.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "client/lib/clock.h"
+#include "client/lib/err.h"
+#include "client/lib/guard.h"
+#include "client/lib/zero.h"
+
+#define SLICE_NS (200 * CLOCK_MS)       /* a dead engine is noticed within this */
+#define SLICE_PENDING_NS (1 * CLOCK_MS) /* messages wait for room in the socket */
+#define SLICE_OWN_NS (5 * CLOCK_MS)     /* own timelines do not move the wake word */
+
+static const struct gw_shm_slot *board_slot(const gw_job *job, uint32_t class, uint32_t index)
+{
+    const struct zero *zero = atomic_load_explicit(&job->zero, memory_order_acquire);
+
+    if (!zero)
+        return NULL;
+    switch (class) {
+    case GW_TL_BUCKET:
+        return index < zero->page->buckets ? &zero->bucket_slots[index] : NULL;
+    case GW_TL_UNIT:
+        return index < zero->page->units ? &zero->unit_slots[index] : NULL;
+    case GW_TL_STEP:
+        return index == 0 ? &zero->board->step : NULL;
+    case GW_TL_UPDATE:
+        return index == 0 ? &zero->board->update : NULL;
+    default:
+        return NULL;
+    }
+}
+
+int wait_slot(const gw_job *job, struct gw_token token, const struct gw_shm_slot **ret_slot)
+{
+    uint32_t class = GW_TIMELINE_CLASS(token.timeline);
+    uint32_t index = GW_TIMELINE_INDEX(token.timeline);
+    const struct gw_shm_slot *slot = NULL;
+
+    if (class == GW_TL_NONE && index == 0) {
+        *ret_slot = NULL;
+        return 0;
+    }
+    if (class == GW_TL_CLIENT && index < atomic_load(&job->timelines)) {
+        *ret_slot = NULL;
+        return 0;
+    }
+    if (class == GW_TL_OP && index < GW_OPS_IN_FLIGHT)
+        slot = &job->engine->op[index];
+    else
+        slot = board_slot(job, class, index);
+    if (!slot)
+        return err_set(GW_E_INVALID, "the token (timeline 0x%08x) is none of this job's",
+                       token.timeline);
+    *ret_slot = slot;
+    return 0;
+}
+
+uint64_t wait_word(const gw_job *job, struct gw_token token)
+{
+    uint32_t class = GW_TIMELINE_CLASS(token.timeline);
+    uint32_t index = GW_TIMELINE_INDEX(token.timeline);
+    const struct gw_shm_slot *slot;
+
+    if (class == GW_TL_CLIENT)
+        return index < GW_TIMELINES_MAX
+                   ? atomic_load_explicit(&job->page->timeline[index], memory_order_acquire)
+                   : 0;
+    slot = class == GW_TL_OP ? &job->engine->op[index % GW_OPS_IN_FLIGHT]
+                             : board_slot(job, class, index);
+    return slot ? atomic_load_explicit(&slot->value, memory_order_acquire) : 0;
+}
+
+bool wait_reached(const gw_job *job, struct gw_token token)
+{
+    return token.timeline == 0 || wait_word(job, token) >= token.value;
+}
+
+static bool reached(const gw_job *job, const struct gw_token *tokens, size_t count, bool any,
+                    size_t *ret_index)
+{
+    for (size_t i = 0; i < count; i++) {
+        bool is = wait_reached(job, tokens[i]);
+
+        if (any && is) {
+            *ret_index = i;
+            return true;
+        }
+        if (!any && !is)
+            return false;
+    }
+    return !any;
+}
+
+static int64_t slice_for(const struct gw_token *tokens, size_t count, bool pending)
+{
+    if (pending)
+        return SLICE_PENDING_NS;
+    for (size_t i = 0; i < count; i++) {
+        if (GW_TIMELINE_CLASS(tokens[i].timeline) == GW_TL_CLIENT)
+            return SLICE_OWN_NS;
+    }
+    return SLICE_NS;
+}
+
+void wait_wake(gw_job *job)
+{
+    syscall(SYS_futex, &job->engine->wake, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
+}
+
+/* One sleep; returns when woken, after `slice_ns`, or at once if something has been reached. */
+static void nap(gw_job *job, const struct gw_token *tokens, size_t count, bool any,
+                int64_t slice_ns)
+{
+    struct timespec timeout = clock_timespec(slice_ns);
+    size_t index = 0;
+    uint32_t wake;
+
+    atomic_fetch_add(&job->page->waiting, 1);
+    atomic_thread_fence(memory_order_seq_cst);
+    wake = atomic_load(&job->engine->wake);
+    if (!reached(job, tokens, count, any, &index) && atomic_load(&job->engine->error) == 0)
+        syscall(SYS_futex, &job->engine->wake, FUTEX_WAIT, wake, &timeout, NULL, 0);
+    atomic_fetch_sub(&job->page->waiting, 1);
+}
+
+int wait_tokens(gw_job *job, const struct gw_token *tokens, size_t count, bool any,
+                int64_t deadline, size_t *ret_index, struct wait_time *ret_time)
+{
+    bool empty = channel_flush(&job->channel);
+    size_t index = 0;
+    int r;
+
+    *ret_time = (struct wait_time){0};
+    if (!reached(job, tokens, count, any, &index)) {
+        ret_time->w0 = clock_now();
+        for (;;) {
+            r = job_failure(job);
+            /* Once more: what was reached before the failure succeeds. */
+            if (reached(job, tokens, count, any, &index))
+                break;
+            ret_time->w1 = clock_now();
+            if (r < 0)
+                return r;
+            if (ret_time->w1 >= deadline)
+                return GW_E_TIMEOUT;
+            nap(job, tokens, count, any,
+                clock_slice(ret_time->w1, deadline, slice_for(tokens, count, !empty)));
+            channel_poll(&job->channel);
+            empty = channel_flush(&job->channel);
+        }
+        ret_time->w1 = clock_now();
+    }
+    *ret_index = index;
+    return 0;
+}
+
+struct wait_op wait_stamps(const struct gw_shm_slot *slot, uint64_t value)
+{
+    struct wait_op op = {0};
+    uint64_t before = atomic_load_explicit(&slot->value, memory_order_acquire);
+
+    if (before < value)
+        return op;
+    op.ready = __atomic_load_n(&slot->ready_ns, __ATOMIC_RELAXED);
+    op.started = __atomic_load_n(&slot->started_ns, __ATOMIC_RELAXED);
+    op.done = __atomic_load_n(&slot->done_ns, __ATOMIC_RELAXED);
+    atomic_thread_fence(memory_order_acquire);
+    if (atomic_load_explicit(&slot->value, memory_order_relaxed) != before)
+        op.done = 0; /* raised again meanwhile: stamps of two ops may be mixed */
+    return op;
+}
+
+void wait_record(gw_job *job, const struct gw_token *tokens, size_t count, struct wait_time time)
+{
+    struct wait_op *ops;
+    size_t used = 0;
+
+    if (time.w1 <= time.w0)
+        return;
+    ops = calloc(count ? count : 1, sizeof(*ops));
+    for (size_t i = 0; ops && i < count; i++) {
+        const struct gw_shm_slot *slot = NULL;
+
+        if (wait_slot(job, tokens[i], &slot) == 0 && slot)
+            ops[used++] = wait_stamps(slot, tokens[i].value);
+    }
+    split_add(&job->split, time.w0, time.w1, ops, used);
+    free(ops);
+}
+
+/* The edge that a public wait on these tokens stands for, if a test dropped it. */
+static bool dropped(const gw_job *job, const struct gw_token *tokens, size_t count)
+{
+    for (size_t i = 0; i < count && job->dropped_edges; i++) {
+        uint32_t class = GW_TIMELINE_CLASS(tokens[i].timeline);
+
+        if ((class == GW_TL_UNIT && job_edge_dropped(job, JOB_EDGE_GATHERED)) ||
+            (class == GW_TL_STEP && job_edge_dropped(job, JOB_EDGE_VERDICT_READ)))
+            return true;
+    }
+    return false;
+}
+
+/* Guard mode: the update window opens with its token. */
+static void open_window(gw_job *job, const struct gw_token *tokens, size_t count)
+{
+    for (size_t i = 0; i < count && job->debug_guard; i++) {
+        if (GW_TIMELINE_CLASS(tokens[i].timeline) != GW_TL_UPDATE || !wait_reached(job, tokens[i]))
+            continue;
+        pthread_mutex_lock(&job->lock);
+        if (job->zero->updating)
+            guard_update(job, job->zero, true);
+        pthread_mutex_unlock(&job->lock);
+    }
+}
+
+static int wait_public(gw_job *job, const struct gw_token *tokens, size_t count, bool any,
+                       int64_t timeout_ns, size_t *ret_index)
+{
+    const struct gw_shm_slot *slot;
+    struct wait_time time;
+    size_t index = 0;
+    int r = job_enter(job);
+
+    if (r == 0 && !tokens && count > 0)
+        r = err_set(GW_E_INVALID, "tokens is NULL");
+    for (size_t i = 0; i < count && r == 0; i++)
+        r = wait_slot(job, tokens[i], &slot);
+    if (r < 0)
+        return r;
+    if (dropped(job, tokens, count)) {
+        channel_flush(&job->channel);
+        *ret_index = 0;
+        return 0;
+    }
+    r = wait_tokens(job, tokens, count, any, clock_deadline(timeout_ns), &index, &time);
+    if (r == 0)
+        wait_record(job, any ? tokens + index : tokens, any ? 1 : count, time);
+    if (r == GW_E_TIMEOUT)
+        split_defer(&job->split, time.w0, time.w1);
+    if (r == GW_E_TIMEOUT)
+        return err_set(r, "%zu token%s not reached within %lld ms; it stays valid", count,
+                       count == 1 ? " was" : "s were", (long long)(timeout_ns / CLOCK_MS));
+    if (r == 0) {
+        open_window(job, tokens, count);
+        *ret_index = index;
+    }
+    return r;
+}
+
+int gw_wait(gw_job *job, struct gw_token token, int64_t timeout_ns)
+{
+    size_t index = 0;
+
+    return wait_public(job, &token, 1, false, timeout_ns, &index);
+}
+
+int gw_wait_any(gw_job *job, const struct gw_token *tokens, size_t count, int64_t timeout_ns,
+                size_t *ret_index)
+{
+    if (!ret_index || count == 0)
+        return err_set(GW_E_INVALID, "%s", ret_index ? "no token was given" : "ret_index is NULL");
+    return wait_public(job, tokens, count, true, timeout_ns, ret_index);
+}
+
+int gw_wait_all(gw_job *job, const struct gw_token *tokens, size_t count, int64_t timeout_ns)
+{
+    size_t index = 0;
+
+    return wait_public(job, tokens, count, false, timeout_ns, &index);
+}
+
+int gw_test(gw_job *job, struct gw_token token)
+{
+    const struct gw_shm_slot *slot;
+    int r = job_enter(job);
+
+    if (r == 0)
+        r = wait_slot(job, token, &slot);
+    if (r < 0)
+        return r;
+    channel_flush(&job->channel);
+    if (dropped(job, &token, 1) || wait_reached(job, token)) {
+        open_window(job, &token, 1);
+        return 1;
+    }
+    channel_poll(&job->channel);
+    r = job_failure(job);
+    return r < 0 && !wait_reached(job, token) ? r : wait_reached(job, token);
+}

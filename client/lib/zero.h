@@ -1,0 +1,96 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The ZeRO layer of one rank: parameters before the seal, layout, memory and step state after it.
+ *
+ * What the seal fixes (layout, maps, spans) is read without a lock; the rest is under job->lock.
+ * Memory, by arena (proto/wire.h): gradients are written through `grads` or `ring`, gathered and
+ * full parameters are read through read-only views, the rank's own spans are written through a
+ * second, writable mapping of the same memory.
+ */
+#ifndef GW_CLIENT_ZERO_H
+#define GW_CLIENT_ZERO_H
+
+#include "client/lib/job.h"
+#include "client/lib/layout_view.h"
+#include "client/lib/ledger.h"
+
+struct params_entry {
+    char *name, *unit; /* unit "" : one of its own */
+    uint64_t numel;
+};
+
+/* The list of gw_param_add; kept after the seal for comparison only. Under job->lock. */
+struct params {
+    struct params_entry *entries;
+    uint32_t count, room;
+    uint32_t registered; /* first entries that the engine has */
+    bool frozen;         /* gw_seal has begun */
+    bool sealing;        /* some thread is inside gw_seal */
+};
+
+struct zero_array {
+    struct zero_array *next;
+    char name[GW_LABEL_MAX + 1];
+    struct map map;
+};
+
+struct zero {
+    /* Fixed by the seal. */
+    struct layout_view view;
+    const struct gw_layout_page *page; /* = view.page */
+    void *copy;                        /* the page's bytes */
+    uint8_t hash[32];
+    struct wire_seal options; /* defaults of 0 filled in, as far as the client needs them */
+    uint64_t shard_numel;
+    struct gw_span *spans;
+    struct map board_map;
+    const struct gw_shm_board *board;
+    const struct gw_shm_slot *bucket_slots, *unit_slots;
+    const uint8_t *board_used;
+
+    struct map params_view; /* read-only: full parameters (stages 0-2, mapped) */
+    struct map params;      /* writable: full (stages 0-2, mapped) or the spans (private) */
+    struct map grads, grads_view, ring, acc, shard_grads, pool;
+
+    /* Under job->lock. */
+    struct ledger *ledger;
+    struct map overflow[GW_OVERFLOW_MAX];
+    struct map staging;
+    bool staging_busy;
+    bool acquiring; /* one thread asks for a ring slot, others wait on job->cond */
+    uint64_t *fetches, *releases;
+    uint64_t steps;       /* ended by this rank */
+    uint64_t updated;     /* last step that was updated */
+    bool updating, begun; /* update window asked for; a call of the next step was made */
+    uint64_t waited;      /* step whose verdict was read last */
+    uint8_t *used;        /* its used-parameter bits */
+    struct zero_array *arrays;
+    atomic_uint_fast64_t copied_in_bytes;
+};
+
+/* ---- set-up (seal.c, memory.c, params.c) */
+void params_free(struct params *params);
+/* Takes the SEALED reply: copies, checks and keeps the layout, maps the board. */
+int zero_new(gw_job *job, const struct wire_seal *options, struct reply *reply,
+             struct zero **ret_zero);
+struct zero *zero_free(struct zero *zero);
+void zero_close(gw_job *job);
+/* Gets and maps what the stage has and is not mapped yet; fills the spans. */
+int memory_map(gw_job *job, struct zero *zero, int64_t deadline);
+/* Asks for one arena; `view` and `map` (either may be NULL) get a read-only and a writable mapping. */
+int memory_get(gw_job *job, enum gw_arena_kind kind, uint32_t index, uint64_t bytes,
+               const char *what, int64_t deadline, struct map *view, struct map *map);
+
+/* ---- state */
+/* job_check, and the job is sealed: *ret_zero. */
+int zero_enter(gw_job *job, struct zero **ret_zero);
+int zero_param_check(const struct zero *zero, uint32_t param);
+const char *zero_param_name(const struct zero *zero, uint32_t param);
+/* GW_E_STATE inside an update window: nothing of the next step may begin. Lock held. */
+int zero_step_check(const struct zero *zero, const char *call);
+static inline struct gw_token zero_token(uint32_t timeline, uint64_t value)
+{
+    return (struct gw_token){.timeline = timeline, .value = value};
+}
+
+#endif
