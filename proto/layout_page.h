@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A layout as data: the sealed, read-only page that the engine hands to every rank at seal, and the
- * form in which daemon/core/layout holds it. Host byte order; offsets in bytes from the page's start;
- * all sizes of tensors in elements. Arrays follow the header in the order of its fields.
+ * form in which daemon/core/layout holds it. Host byte order; offsets in bytes from the page's
+ * start; all sizes of tensors in elements. Arrays follow the header in the order of its fields.
  *
  * Flat order: buckets one after the other, padding at each bucket's end. A parameter is contiguous
  * in it, because cut buckets have no padding.
@@ -59,7 +59,7 @@ struct gw_layout_bucket {
 /* A registered unit: a run of parameters with the same unit name. */
 struct gw_layout_unit {
     uint32_t first_param, params;
-    uint32_t first_bucket, buckets; /* that hold its parameters; 0 buckets: nothing but empty ones */
+    uint32_t first_bucket, buckets; /* that hold its parameters; 0 buckets: only empty ones */
     uint32_t fetch_unit;
     uint32_t name_at, name_bytes;
     uint32_t reserved;

@@ -4,13 +4,13 @@
  *
  *   client page   client writes, engine reads   wait flag, the client's own timelines
  *   engine page   engine writes, client reads   wake word, error, slots of collective ops
- *   board         engine writes, client reads   per sealed layout: step, update, bucket, unit slots,
- *                                               verdict, used-parameter bits
+ *   board         engine writes, client reads   per sealed layout: step, update, bucket, unit
+ *                                               slots, verdict, used-parameter bits
  *   stats page    engine writes, gradwired reads   one per engine
  *
- * A reader treats the content as hostile: copy, then check. Slots: the writer stores the time stamps
- * and offset first, then `value` with release; a reader loads `value` with acquire, reads the rest,
- * and trusts it only if `value` is still the same. All times are CLOCK_MONOTONIC ns.
+ * A reader treats the content as hostile: copy, then check. Slots: the writer stores the time
+ * stamps and offset first, then `value` with release; a reader loads `value` with acquire, reads the
+ * rest, and trusts it only if `value` is still the same. All times are CLOCK_MONOTONIC ns.
  */
 #ifndef GW_PROTO_SHM_H
 #define GW_PROTO_SHM_H

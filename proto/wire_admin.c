@@ -5,7 +5,7 @@
 
 #define MSG struct wire_msg
 
-/* ---- figures ------------------------------------------------------------------------------------ */
+/* ---- figures --------------------------------------------------------------------------------- */
 
 WIRE_MESSAGE_EMPTY(stats_get);
 
@@ -35,7 +35,7 @@ static const struct wire_field stats[] = {
 };
 WIRE_MESSAGE(stats, stats, NULL);
 
-/* ---- admin -------------------------------------------------------------------------------------- */
+/* ---- admin ----------------------------------------------------------------------------------- */
 
 WIRE_MESSAGE_EMPTY(status_get);
 WIRE_MESSAGE_EMPTY(drain);
@@ -91,7 +91,7 @@ static const struct wire_field stop[] = {
 };
 WIRE_MESSAGE(stop, stop, NULL);
 
-/* ---- engine channel ----------------------------------------------------------------------------- */
+/* ---- engine channel -------------------------------------------------------------------------- */
 
 static const struct wire_field engine_ready[] = {
     WIRE_U32(EngineReady, MSG, u.engine_ready., channel_version, 1, UINT32_MAX),

@@ -6,7 +6,7 @@
 
 #define MSG struct wire_msg
 
-/* ---- handshake ---------------------------------------------------------------------------------- */
+/* ---- handshake ------------------------------------------------------------------------------- */
 
 static const struct wire_field hello[] = {
     WIRE_U32(Hello, MSG, u.hello., version_min, 1, UINT32_MAX),
@@ -49,7 +49,7 @@ static const struct wire_field done[] = {
 };
 WIRE_MESSAGE(done, done, NULL);
 
-/* ---- job ---------------------------------------------------------------------------------------- */
+/* ---- job ------------------------------------------------------------------------------------- */
 
 static const struct wire_field job_create[] = {
     WIRE_U32(JobCreate, MSG, u.job_create., rank, 0, GW_RANKS_MAX - 1),
@@ -94,7 +94,7 @@ WIRE_MESSAGE(joined, joined, NULL);
 WIRE_MESSAGE_EMPTY(wait_ready);
 WIRE_MESSAGE_EMPTY(leave);
 
-/* ---- groups, buffers, collectives --------------------------------------------------------------- */
+/* ---- groups, buffers, collectives ------------------------------------------------------------ */
 
 static const struct wire_field group_new[] = {
     WIRE_LIST(WIRE_F_U32S, GroupNew, MSG, u.group_new., ranks, offsetof(MSG, u.group_new.count),

@@ -9,7 +9,7 @@
 
 #include "proto/wire_fields.h"
 
-/* ---- bounded memory for protobuf-c -------------------------------------------------------------- */
+/* ---- bounded memory for protobuf-c ----------------------------------------------------------- */
 
 #define ALLOC_OVERHEAD 16u /* of malloc, per block: counted, so that many tiny blocks cost too */
 
@@ -37,7 +37,7 @@ static void budget_free(void *data, void *block)
     free(block);
 }
 
-/* ---- the one allocation ------------------------------------------------------------------------- */
+/* ---- the one allocation ---------------------------------------------------------------------- */
 
 struct tail {
     uint8_t *at, *end;
@@ -135,7 +135,7 @@ static size_t extra_bytes_all(const struct wire_table *table, const uint8_t *fro
     return bytes;
 }
 
-/* ---- fields ------------------------------------------------------------------------------------- */
+/* ---- fields ---------------------------------------------------------------------------------- */
 
 static bool in_bounds(const struct wire_field *field, size_t count)
 {

@@ -4,7 +4,7 @@
 
 #define MSG struct wire_msg
 
-/* ---- set-up ------------------------------------------------------------------------------------- */
+/* ---- set-up ---------------------------------------------------------------------------------- */
 
 static const struct wire_field param[] = {
     WIRE_TEXT_AT(Param, struct wire_param, , name, 1, GW_NAME_MAX),
@@ -97,7 +97,7 @@ static const struct wire_field param_io[] = {
 };
 WIRE_MESSAGE(param_io, param_io, NULL);
 
-/* ---- a step ------------------------------------------------------------------------------------- */
+/* ---- a step ---------------------------------------------------------------------------------- */
 
 /* A slot of the ring, an overflow slot, or none. */
 static bool slot_good(uint32_t slot)

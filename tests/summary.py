@@ -5,8 +5,8 @@ use: summary.py [--failed TEXT]... NAME=BUILD_DIR...
 
 Per build: BUILD_DIR/ctest.xml (ctest --output-junit), BUILD_DIR/junit/<test>.xml (pytest), and
 BUILD_DIR/reports/ (sanitizers; any file there is a failure). The last line is the total alone,
-"N passed, N failed, N skipped"; the reason of each skip stands before it. Exit code 1 when something
-failed or nothing ran.
+"N passed, N failed, N skipped"; the reason of each skip stands before it. Exit code 1 when
+something failed or nothing ran.
 """
 import argparse
 import collections
@@ -137,7 +137,8 @@ def main():
     for what, reason in total.skipped:
         reasons[reason].append(what)
     for reason, tests in sorted(reasons.items()):
-        print(f"skipped: {len(tests)} times: {reason} ({tests[0]}{', ...' if len(tests) > 1 else ''})")
+        more = ", ..." if len(tests) > 1 else ""
+        print(f"skipped: {len(tests)} times: {reason} ({tests[0]}{more})")
     print(total)
     return 1 if total.failed or not total.passed else 0
 

@@ -8,7 +8,7 @@
 
 #include "gradwire/errors.h"
 
-/* list: disjoint, not touching, ascending; one entry more than capacity, for the moment of adding. */
+/* list: disjoint, not touching, ascending; one entry more than capacity, while adding. */
 struct intervals {
     size_t capacity, count;
     uint64_t joined;
@@ -135,7 +135,7 @@ uint64_t intervals_joined(const struct intervals *set)
     return set->joined;
 }
 
-/* ---- split of a wait ---------------------------------------------------------------------------- */
+/* ---- split of a wait ------------------------------------------------------------------------- */
 
 /* The next stamp after `t`, or `end`. Between two neighbouring stamps nothing changes. */
 static uint64_t next_stamp(uint64_t t, uint64_t end, const struct wait_op *ops, size_t count)

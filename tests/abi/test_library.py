@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""libgradwire.so: exports exactly what its header declares, and cannot do what it promised not to."""
+"""libgradwire.so exports what its header declares, and cannot do what it promised not to."""
 import os
 import pathlib
 import re

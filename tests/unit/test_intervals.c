@@ -22,7 +22,7 @@ static uint32_t random_below(uint64_t *seed, uint32_t bound)
     return (uint32_t)(*seed >> 33) % bound;
 }
 
-/* ---- unions ------------------------------------------------------------------------------------- */
+/* ---- unions ---------------------------------------------------------------------------------- */
 
 static void unites_before_measuring(void **state)
 {
@@ -112,7 +112,7 @@ static void agrees_with_marked_ticks(void **state)
     }
 }
 
-/* ---- split -------------------------------------------------------------------------------------- */
+/* ---- split ----------------------------------------------------------------------------------- */
 
 static void check_split(uint64_t w0, uint64_t w1, const struct wait_op *ops, size_t count,
                         struct wait_parts want)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Every bound of every message: the last value inside is taken, the first outside is refused. Bodies
- * are written by hand (wire_body.h), from control.proto and limits.h.
+ * Every bound of every message: the last value inside is taken, the first outside is refused.
+ * Bodies are written by hand (wire_body.h), from control.proto and limits.h.
  */
 #include <setjmp.h>
 #include <stdarg.h>

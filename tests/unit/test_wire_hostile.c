@@ -185,7 +185,7 @@ static void every_bound_on_memory_is_survived(void **state)
     }
 }
 
-/* ---- mutations ---------------------------------------------------------------------------------- */
+/* ---- mutations ------------------------------------------------------------------------------- */
 
 static uint32_t random_below(uint64_t *seed, uint32_t bound)
 {
