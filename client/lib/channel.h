@@ -4,7 +4,8 @@
  * for their reply, and the news that the engine is gone.
  *
  * Any thread. `lock` covers everything but the poll() of the one thread that reads for all: threads
- * with a request outstanding take turns as reader, the others sleep on `cond`. No thread of its own.
+ * with a request outstanding take turns as reader, the others sleep on `cond`. There is no thread
+ * of its own.
  *
  *   READY entries -> batch (<= 256) --+-> pending packets (bounded) -> socket
  *   other messages -------------------+        only while the socket is full
@@ -80,10 +81,10 @@ bool channel_flush(struct channel *channel);
 /* Flushes and reads what is there, without blocking: notices a dead engine. */
 void channel_poll(struct channel *channel);
 
-/* Sends *msg (its request id is filled in; `fd` >= 0 goes with it) and waits for the reply, which
- * must be of type `expect`. A DONE with an error becomes that error, with the engine's text. On 0
+/* Sends *msg (its request id is filled in) and waits for the reply, which must be of type `expect`.
+ * A DONE with an error becomes that error, with the engine's text. On 0
  * the reply is the caller's (reply_free); ret_reply may be NULL. */
-int channel_request(struct channel *channel, struct wire_msg *msg, int fd, uint16_t expect,
+int channel_request(struct channel *channel, struct wire_msg *msg, uint16_t expect,
                     enum channel_park park, int64_t deadline, struct reply *ret_reply);
 /* Closes what is left of its descriptors. */
 void reply_free(struct channel *channel, struct reply *reply);

@@ -174,7 +174,7 @@ int connect_open(gw_job *job, const uint8_t *tag, int64_t deadline)
     }
     snprintf(msg.u.hello.client, sizeof(msg.u.hello.client), "%s", program_invocation_short_name);
     snprintf(job->channel.engine, sizeof(job->channel.engine), "gradwired");
-    r = channel_request(&job->channel, &msg, -1, WIRE_WELCOME, CHANNEL_PARK_NONE, deadline, &reply);
+    r = channel_request(&job->channel, &msg, WIRE_WELCOME, CHANNEL_PARK_NONE, deadline, &reply);
     if (r < 0)
         return err_prefix(r, "connecting to %s", job->socket_path);
     r = take_welcome(job, &reply);

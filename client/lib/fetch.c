@@ -44,9 +44,7 @@ int gw_fetch(gw_job *job, uint32_t unit, struct gw_token *ret_token)
     if (r < 0)
         return r;
     pthread_mutex_lock(&job->lock);
-    r = zero_step_check(zero, "gw_fetch");
-    if (r == 0)
-        r = send_unit(job, WIRE_FETCH, unit);
+    r = send_unit(job, WIRE_FETCH, unit);
     if (r == 0) {
         zero->begun = true;
         zero->fetches[unit]++;

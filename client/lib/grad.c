@@ -85,7 +85,7 @@ static int find(gw_job *job, uint32_t param, uint32_t piece, struct zero **ret_z
     return 0;
 }
 
-/* ---- ring slots -------------------------------------------------------------------------------- */
+/* ---- ring slots ------------------------------------------------------------------------------ */
 
 /* What the wait for a slot depends on: the buckets whose reductions hold the slots. Lock held. */
 static uint32_t slot_tokens(const struct ledger *ledger, struct gw_token *tokens)
@@ -132,6 +132,16 @@ static int ask_slot(gw_job *job, struct zero *zero, uint32_t bucket, int64_t dea
     return r;
 }
 
+/* A granted slot is for the bucket that asked, as the engine counts it; if that has closed its
+ * contribution meanwhile, the slot is simply free. Lock held. */
+static int take_grant(struct zero *zero, uint32_t bucket, uint32_t slot)
+{
+    if (ledger_slot_add(zero->ledger, slot) < 0)
+        return err_set(GW_E_PROTOCOL, "the engine granted slot %u out of turn", slot);
+    ledger_slot_give(zero->ledger, bucket, slot);
+    return 0;
+}
+
 /* One thread asks at a time. Lock held on entry and return. */
 static int wait_slot_free(gw_job *job, struct zero *zero, uint32_t bucket, int64_t deadline)
 {
@@ -141,13 +151,16 @@ static int wait_slot_free(gw_job *job, struct zero *zero, uint32_t bucket, int64
     if (zero->acquiring)
         return job_cond_wait(job, deadline) || clock_now() < deadline ? 0 : GW_E_TIMEOUT;
     zero->acquiring = true;
+    if (!zero->asked)
+        zero->asked_bucket = bucket;
     pthread_mutex_unlock(&job->lock);
     r = ask_slot(job, zero, bucket, deadline, &slot);
     pthread_mutex_lock(&job->lock);
     zero->acquiring = false;
+    zero->asked = r == GW_E_TIMEOUT;
     pthread_cond_broadcast(&job->cond);
-    if (r == 0 && slot != GW_NO_SLOT && ledger_slot_add(zero->ledger, slot) < 0)
-        r = err_set(GW_E_PROTOCOL, "the engine granted slot %u out of turn", slot);
+    if (r == 0 && slot != GW_NO_SLOT)
+        r = take_grant(zero, zero->asked_bucket, slot);
     return r;
 }
 
@@ -195,7 +208,7 @@ static int acquire_ring(gw_job *job, struct zero *zero, const struct target *t, 
     return r;
 }
 
-/* ---- full gradient buffer ---------------------------------------------------------------------- */
+/* ---- full gradient buffer -------------------------------------------------------------------- */
 
 static int acquire_full(gw_job *job, struct zero *zero, const struct target *t, int64_t deadline)
 {
@@ -226,7 +239,7 @@ static int acquire_full(gw_job *job, struct zero *zero, const struct target *t, 
     return r;
 }
 
-/* ---- public ------------------------------------------------------------------------------------ */
+/* ---- public ---------------------------------------------------------------------------------- */
 
 static float *memory_of(const struct zero *zero, const struct target *t)
 {
@@ -248,9 +261,7 @@ static int check_acquire(gw_job *job, const struct zero *zero, const struct targ
     int r;
 
     pthread_mutex_lock(&job->lock);
-    r = zero_step_check(zero, "gw_grad_acquire_sync");
-    if (r == 0)
-        r = refuse(zero, t, ledger_check_acquire(zero->ledger, t->index));
+    r = refuse(zero, t, ledger_check_acquire(zero->ledger, t->index));
     pthread_mutex_unlock(&job->lock);
     return r;
 }
@@ -320,9 +331,7 @@ static int declare(gw_job *job, struct zero *zero, const struct target *t,
     uint32_t bucket = t->layout->bucket;
     int r;
 
-    r = zero_step_check(zero, "gw_grad_ready");
-    if (r == 0)
-        r = refuse(zero, t, ledger_check_ready(zero->ledger, t->index, entry->flags));
+    r = refuse(zero, t, ledger_check_ready(zero->ledger, t->index, entry->flags));
     if (r < 0)
         return r;
     entry->slot = zero->ledger->ring ? zero->ledger->buckets[bucket].slot : GW_NO_SLOT;

@@ -60,7 +60,7 @@ int job_check(gw_job *job)
 int job_request(gw_job *job, struct wire_msg *msg, uint16_t expect, enum channel_park park,
                 int64_t deadline, struct reply *ret_reply)
 {
-    int r = channel_request(&job->channel, msg, -1, expect, park, deadline, ret_reply);
+    int r = channel_request(&job->channel, msg, expect, park, deadline, ret_reply);
 
     if (r == GW_E_TIMEOUT && atomic_load(&job->engine->error) != 0)
         r = job_failure(job);
@@ -267,8 +267,7 @@ static int start(const struct gw_job_options *options, const struct gw_job_id *i
     if (r == 0)
         r = connect_open(job, id ? tag : NULL, deadline);
     if (r == 0)
-        r = channel_request(&job->channel, &msg, -1, WIRE_JOINED, CHANNEL_PARK_NONE, deadline,
-                            &reply);
+        r = channel_request(&job->channel, &msg, WIRE_JOINED, CHANNEL_PARK_NONE, deadline, &reply);
     if (r == 0)
         r = take_joined(job, reply.msg);
     sodium_memzero(&msg, sizeof(msg));

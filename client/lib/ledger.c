@@ -179,18 +179,23 @@ static bool slot_free(const struct ledger_slot *slot, const struct gw_shm_slot *
     return atomic_load_explicit(&words[slot->bucket].value, memory_order_acquire) >= slot->until;
 }
 
+void ledger_slot_give(struct ledger *ledger, uint32_t bucket, uint32_t slot)
+{
+    struct ledger_bucket *b = &ledger->buckets[bucket];
+
+    if (b->closed || b->slot != GW_NO_SLOT || ledger->slots[slot].filling)
+        return;
+    ledger->slots[slot] = (struct ledger_slot){.filling = true, .bucket = bucket};
+    b->slot = slot;
+}
+
 bool ledger_slot_take(struct ledger *ledger, uint32_t bucket, const struct gw_shm_slot *words,
                       bool ignore_words)
 {
     for (uint32_t i = 0; i < ledger->slot_count; i++) {
-        struct ledger_slot *slot = &ledger->slots[i];
-
-        if (!slot_free(slot, words, ignore_words))
+        if (!slot_free(&ledger->slots[i], words, ignore_words))
             continue;
-        slot->filling = true;
-        slot->bucket = bucket;
-        slot->until = 0;
-        ledger->buckets[bucket].slot = i;
+        ledger_slot_give(ledger, bucket, i);
         return true;
     }
     return false;

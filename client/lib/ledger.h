@@ -84,11 +84,13 @@ void ledger_micro_end(struct ledger *ledger);
 void ledger_step_end(struct ledger *ledger);
 
 /* Gives the bucket's open contribution a slot that is free: never used, or consumed according to
- * the board's bucket words. `ignore_words` is the dropped edge BUFFER_CONSUMED. False: none free. */
+ * the board's bucket words. `ignore_words`: the dropped edge BUFFER_CONSUMED. False: none free. */
 bool ledger_slot_take(struct ledger *ledger, uint32_t bucket, const struct gw_shm_slot *words,
                       bool ignore_words);
 /* An overflow slot was granted: slot numbers grow by one. GW_E_LIMIT when `slot` is not the next
  * number or one that is known. */
 int ledger_slot_add(struct ledger *ledger, uint32_t slot);
+/* Gives a free slot to the bucket if its contribution is open and has none. */
+void ledger_slot_give(struct ledger *ledger, uint32_t bucket, uint32_t slot);
 
 #endif

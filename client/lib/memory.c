@@ -225,10 +225,52 @@ static int make_array(gw_job *job, struct zero *zero, struct zero_array *array)
                       deadline, NULL, &array->map);
 }
 
+/* Another thread may have been faster: then its array is the one. */
+static struct zero_array *keep_array(gw_job *job, struct zero *zero, struct zero_array *made)
+{
+    struct zero_array *array;
+
+    pthread_mutex_lock(&job->lock);
+    array = find_array(zero, made->name);
+    if (!array) {
+        made->next = zero->arrays;
+        array = zero->arrays = made;
+    }
+    pthread_mutex_unlock(&job->lock);
+    if (array != made) {
+        map_free(&made->map);
+        free(made);
+    }
+    return array;
+}
+
+static int get_array(gw_job *job, struct zero *zero, const char *name,
+                     struct zero_array **ret_array)
+{
+    struct zero_array *made;
+    int r;
+
+    pthread_mutex_lock(&job->lock);
+    *ret_array = find_array(zero, name);
+    pthread_mutex_unlock(&job->lock);
+    if (*ret_array)
+        return 0;
+    made = calloc(1, sizeof(*made));
+    if (!made)
+        return err_set(GW_E_NOMEM, "no memory for its handle");
+    memcpy(made->name, name, strlen(name));
+    r = make_array(job, zero, made);
+    if (r < 0)
+        free(made);
+    else
+        *ret_array = keep_array(job, zero, made);
+    return r;
+}
+
 int gw_shard_array(gw_job *job, const char *name, float **ret_values, uint64_t *ret_numel)
 {
     static float nothing; /* for a shard of no elements: a pointer that may be kept */
-    struct zero_array *array = NULL, *made;
+    struct zero_array *array = NULL;
     struct zero *zero = NULL;
     int r = zero_enter(job, &zero);
 
@@ -238,32 +280,11 @@ int gw_shard_array(gw_job *job, const char *name, float **ret_values, uint64_t *
         return err_set(GW_E_INVALID, "%s",
                        ret_values ? "a shard array needs a name of 1 to 63 bytes"
                                   : "the place for the array is NULL");
-    pthread_mutex_lock(&job->lock);
-    array = find_array(zero, name);
-    pthread_mutex_unlock(&job->lock);
-    if (!array) {
-        made = calloc(1, sizeof(*made));
-        if (!made)
-            return err_set(GW_E_NOMEM, "no memory for the shard array %s", name);
-        memcpy(made->name, name, strlen(name));
-        r = make_array(job, zero, made);
-        if (r < 0) {
-            free(made);
-            return err_prefix(r, "shard array %s", name);
-        }
-        pthread_mutex_lock(&job->lock);
-        array = find_array(zero, name); /* another thread may have been faster */
-        if (!array) {
-            made->next = zero->arrays;
-            array = zero->arrays = made;
-        }
-        pthread_mutex_unlock(&job->lock);
-        if (array != made) {
-            map_free(&made->map);
-            free(made);
-        }
-    }
-    *ret_values = array->map.base ? (float *)(void *)array->map.base : &nothing;
+    if (zero->shard_numel > 0)
+        r = get_array(job, zero, name, &array);
+    if (r < 0)
+        return err_prefix(r, "shard array %s", name);
+    *ret_values = array ? (float *)(void *)array->map.base : &nothing;
     if (ret_numel)
         *ret_numel = zero->shard_numel;
     return 0;

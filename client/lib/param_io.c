@@ -91,7 +91,7 @@ static int move_chunk(gw_job *job, struct zero *zero, const struct transfer *t, 
     msg.u.param_io.count = count;
     if (t->from)
         memcpy(zero->staging.base, t->from + done, count * sizeof(float));
-    r = job_request(job, &msg, WIRE_DONE, CHANNEL_PARK_NONE, deadline, NULL);
+    r = job_request(job, &msg, WIRE_DONE, CHANNEL_PARK_DRAIN, deadline, NULL);
     if (r == 0 && t->to)
         memcpy(t->to + done, zero->staging.base, count * sizeof(float));
     return r;

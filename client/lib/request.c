@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Requests and their replies; see channel.h. Any thread. One of the waiting threads polls the socket
- * (`reading`), without the lock; packets are read and handed out under the lock.
+ * Requests and their replies; see channel.h. Any thread. One of the waiting threads polls the
+ * socket (`reading`), without the lock; packets are read and handed out under the lock.
  */
 #include <errno.h>
 #include <poll.h>
@@ -130,7 +130,7 @@ void channel_drain(struct channel *channel)
 
         if (bytes < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
             return;
-        /* ECONNRESET comes once, before packets that are still queued: a CLOSE may be among them. */
+        /* ECONNRESET comes once, before packets still queued: a CLOSE may be among them. */
         if (bytes < 0 && (errno == EINTR || errno == ECONNRESET))
             continue;
         if (bytes <= 0) {
@@ -212,52 +212,14 @@ static uint64_t digest_of(const struct channel *channel, size_t bytes)
     return hash_add(HASH_START, channel->out + GW_FRAME_HEADER, bytes - GW_FRAME_HEADER);
 }
 
-/* The only message with a descriptor goes out when nothing is pending before it. */
-static int put_with_fd(struct channel *channel, size_t bytes, int fd)
+/* A request may wait for room in the socket; the messages before it go first. */
+static int put_request(struct channel *channel, const struct wire_msg *msg, int64_t deadline)
 {
-    union {
-        struct cmsghdr header;
-        char space[CMSG_SPACE(sizeof(int))];
-    } control = {0};
-    struct iovec io = {.iov_base = channel->out, .iov_len = bytes};
-    struct msghdr msg = {.msg_iov = &io,
-                         .msg_iovlen = 1,
-                         .msg_control = &control,
-                         .msg_controllen = sizeof(control)};
-
-    control.header.cmsg_level = SOL_SOCKET;
-    control.header.cmsg_type = SCM_RIGHTS;
-    control.header.cmsg_len = CMSG_LEN(sizeof(int));
-    memcpy(CMSG_DATA(&control.header), &fd, sizeof(fd));
-    while (sendmsg(channel->fd, &msg, MSG_DONTWAIT | MSG_NOSIGNAL) < 0) {
-        if (errno == EINTR)
-            continue;
-        if (errno != EAGAIN) {
-            channel_drain(channel);
-            channel_lost(channel);
-            return channel_error(channel);
-        }
-        return err_set(GW_E_AGAIN, "the %s takes no messages now; call again", channel->engine);
-    }
-    return 0;
-}
-
-static int put_request(struct channel *channel, struct wire_msg *msg, int fd, int64_t deadline)
-{
-    size_t bytes = 0;
-    int r;
-
     for (;;) {
-        r = channel_put_batch(channel);
-        if (r == 0 && fd < 0)
+        int r = channel_put_batch(channel);
+
+        if (r == 0)
             r = channel_put(channel, msg);
-        if (r == 0 && fd >= 0) {
-            r = channel->first ? GW_E_AGAIN : 0;
-            if (r == 0)
-                r = wire_encode(msg, channel->out, sizeof(channel->out), &bytes);
-            if (r == 0)
-                r = put_with_fd(channel, bytes, fd);
-        }
         if (r != GW_E_AGAIN || clock_now() >= deadline)
             return r;
         if (channel->reading) { /* the reader pushes pending packets too */
@@ -280,7 +242,7 @@ static struct request *parked(struct channel *channel, uint16_t type)
 }
 
 /* Takes a parked request over, or makes and sends a new one. *ret_request NULL: ask again. */
-static int begin(struct channel *channel, struct wire_msg *msg, int fd, enum channel_park park,
+static int begin(struct channel *channel, struct wire_msg *msg, enum channel_park park,
                  int64_t deadline, struct request **ret_request)
 {
     struct request *request = park == CHANNEL_PARK_NONE ? NULL : parked(channel, msg->type);
@@ -313,7 +275,7 @@ static int begin(struct channel *channel, struct wire_msg *msg, int fd, enum cha
     msg->request = request->id;
     request->next = channel->requests;
     channel->requests = request;
-    r = put_request(channel, msg, fd, deadline);
+    r = put_request(channel, msg, deadline);
     if (r < 0)
         request_free(channel, request);
     else
@@ -340,13 +302,13 @@ static int finish(struct channel *channel, const struct request *request, uint16
     return 0;
 }
 
-static int request_once(struct channel *channel, struct wire_msg *msg, int fd,
-                        enum channel_park park, int64_t deadline, struct request **ret_request)
+static int request_once(struct channel *channel, struct wire_msg *msg, enum channel_park park,
+                        int64_t deadline, struct request **ret_request)
 {
     struct request *request = NULL;
     int r;
 
-    r = begin(channel, msg, fd, park, deadline, &request);
+    r = begin(channel, msg, park, deadline, &request);
     if (r < 0)
         return r;
     r = await(channel, request, deadline);
@@ -365,7 +327,7 @@ static int request_once(struct channel *channel, struct wire_msg *msg, int fd,
     return r;
 }
 
-int channel_request(struct channel *channel, struct wire_msg *msg, int fd, uint16_t expect,
+int channel_request(struct channel *channel, struct wire_msg *msg, uint16_t expect,
                     enum channel_park park, int64_t deadline, struct reply *ret_reply)
 {
     struct reply reply = {0};
@@ -378,7 +340,7 @@ int channel_request(struct channel *channel, struct wire_msg *msg, int fd, uint1
     do {
         drain = park == CHANNEL_PARK_DRAIN && parked(channel, msg->type);
         if (r == 0)
-            r = request_once(channel, msg, fd, park, deadline, &request);
+            r = request_once(channel, msg, park, deadline, &request);
         if (r == 0 && drain) {
             request_free(channel, request);
             request = NULL;

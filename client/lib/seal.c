@@ -61,7 +61,7 @@ void zero_close(gw_job *job)
     job->params = NULL;
 }
 
-/* ---- what the engine sent --------------------------------------------------------------------- */
+/* ---- what the engine sent ------------------------------------------------------------------- */
 
 static int copy_layout(struct zero *zero, int fd, uint64_t bytes, const uint8_t hash[32])
 {
@@ -203,7 +203,7 @@ int zero_new(gw_job *job, const struct wire_seal *options, struct reply *reply,
     return r;
 }
 
-/* ---- what we send ----------------------------------------------------------------------------- */
+/* ---- what we send --------------------------------------------------------------------------- */
 
 /* The next page: as many entries as one frame holds. */
 static int register_page(gw_job *job, struct params *params, int64_t deadline)

@@ -15,15 +15,6 @@
 
 #define VERDICT_TRIES 1000
 
-int zero_step_check(const struct zero *zero, const char *call)
-{
-    if (zero->updating)
-        return err_set(GW_E_STATE,
-                       "%s inside the update window of step %llu; call gw_update_commit first",
-                       call, (unsigned long long)zero->steps);
-    return 0;
-}
-
 static int send_empty(gw_job *job, uint16_t type)
 {
     struct wire_msg msg;
@@ -52,8 +43,7 @@ int gw_micro_step_end(gw_job *job)
     if (r < 0)
         return r;
     pthread_mutex_lock(&job->lock);
-    r = zero_step_check(zero, "gw_micro_step_end");
-    if (r == 0 && ledger_check_micro_end(zero->ledger) != LEDGER_OK)
+    if (ledger_check_micro_end(zero->ledger) != LEDGER_OK)
         r = err_set(GW_E_STATE,
                     "micro-step %u of step %llu is the last one of micro_steps = %u; call "
                     "gw_step_end, or seal with more",
@@ -70,9 +60,15 @@ int gw_micro_step_end(gw_job *job)
     return r;
 }
 
-/* All reads of the step must be over when it ends: owners write next. Lock held. */
-static int check_released(const struct zero *zero)
+/* All reads of the step must be over when it ends: owners write next. Gradients of the next step
+ * may come inside an update window, but its end may not. Lock held. */
+static int check_end(const struct zero *zero)
 {
+    if (zero->updating)
+        return err_set(GW_E_STATE,
+                       "gw_step_end inside the update window of step %llu; call gw_update_commit "
+                       "first",
+                       (unsigned long long)zero->steps);
     for (uint32_t u = 0; u < zero->page->units; u++) {
         if (zero->fetches[u] > zero->releases[u])
             return err_set(
@@ -93,9 +89,7 @@ int gw_step_end(gw_job *job, struct gw_token *ret_token)
     if (r < 0)
         return r;
     pthread_mutex_lock(&job->lock);
-    r = zero_step_check(zero, "gw_step_end");
-    if (r == 0)
-        r = check_released(zero);
+    r = check_end(zero);
     if (r == 0)
         r = send_empty(job, WIRE_STEP_END);
     if (r == 0) {
@@ -112,7 +106,7 @@ int gw_step_end(gw_job *job, struct gw_token *ret_token)
     return r;
 }
 
-/* ---- verdict ----------------------------------------------------------------------------------- */
+/* ---- verdict --------------------------------------------------------------------------------- */
 
 /* The wait for a step depends on all its reductions and the verdict's own op. */
 static void record(gw_job *job, const struct zero *zero, uint64_t step, struct wait_time time)
@@ -240,7 +234,7 @@ int gw_param_used(gw_job *job, uint32_t param)
     return r;
 }
 
-/* ---- update window ----------------------------------------------------------------------------- */
+/* ---- update window --------------------------------------------------------------------------- */
 
 /* Lock held. */
 static int check_begin(const struct zero *zero)

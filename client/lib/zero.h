@@ -58,6 +58,8 @@ struct zero {
     struct map staging;
     bool staging_busy;
     bool acquiring; /* one thread asks for a ring slot, others wait on job->cond */
+    bool asked;     /* an ACQUIRE whose deadline passed is still out, for asked_bucket */
+    uint32_t asked_bucket;
     uint64_t *fetches, *releases;
     uint64_t steps;       /* ended by this rank */
     uint64_t updated;     /* last step that was updated */
@@ -77,7 +79,7 @@ struct zero *zero_free(struct zero *zero);
 void zero_close(gw_job *job);
 /* Gets and maps what the stage has and is not mapped yet; fills the spans. */
 int memory_map(gw_job *job, struct zero *zero, int64_t deadline);
-/* Asks for one arena; `view` and `map` (either may be NULL) get a read-only and a writable mapping. */
+/* Asks for one arena; `view` gets a read-only, `map` a writable mapping (either may be NULL). */
 int memory_get(gw_job *job, enum gw_arena_kind kind, uint32_t index, uint64_t bytes,
                const char *what, int64_t deadline, struct map *view, struct map *map);
 
@@ -86,8 +88,6 @@ int memory_get(gw_job *job, enum gw_arena_kind kind, uint32_t index, uint64_t by
 int zero_enter(gw_job *job, struct zero **ret_zero);
 int zero_param_check(const struct zero *zero, uint32_t param);
 const char *zero_param_name(const struct zero *zero, uint32_t param);
-/* GW_E_STATE inside an update window: nothing of the next step may begin. Lock held. */
-int zero_step_check(const struct zero *zero, const char *call);
 static inline struct gw_token zero_token(uint32_t timeline, uint64_t value)
 {
     return (struct gw_token){.timeline = timeline, .value = value};
