@@ -17,6 +17,7 @@
 
 #define ACCEPTS_PER_TURN 16
 #define ASKING_IDLE_NS 60000000000ull
+#define STARVED_SAID_NS 60000000000ull
 
 struct peer *peer_free(struct peer *peer)
 {
@@ -80,10 +81,14 @@ static void on_peer(void *owner, int events)
         packet_close_fds(packet);
         peer_close(peer, GW_E_PROTOCOL, "gradwired takes no descriptors");
     } else {
-        if (peer->state == PEER_ASKING)
-            alarm_set(peer->alarm, ASKING_IDLE_NS);
         request_handle(peer);
     }
+}
+
+void peer_asks(struct peer *peer)
+{
+    peer->state = PEER_ASKING;
+    alarm_set(peer->alarm, ASKING_IDLE_NS);
 }
 
 int peer_wait(struct peer *peer, struct engine *engine, const struct packet *packet)
@@ -210,7 +215,10 @@ static void drop_connection(struct supervisor *sup, int listen_fd)
     fd_close(&sup->reserve_fd);
     fd = accept4(listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (fd >= 0) {
-        log_error("out of descriptors (LimitNOFILE): a connection is refused");
+        if (now_ns() - sup->starved_ns > STARVED_SAID_NS) {
+            log_error("out of descriptors (LimitNOFILE): connections are refused");
+            sup->starved_ns = now_ns();
+        }
         say_close(fd, GW_E_LIMIT, "gradwired is out of descriptors; try again later");
         fd_close(&fd);
     }
@@ -222,7 +230,7 @@ static void on_listener(void *owner, int events)
     struct listener *listener = owner;
     int listen_fd = watch_fd(listener->watch);
 
-    (void)events;
+    (void)events; /* an error shows itself in accept4 */
     for (unsigned i = 0; i < ACCEPTS_PER_TURN; i++) {
         int fd = accept4(listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
 

@@ -208,7 +208,7 @@ static void handle_message(struct peer *peer, const struct wire_msg *msg,
         peer_close(peer, GW_E_PROTOCOL, text);
         return;
     }
-    peer->state = PEER_ASKING;
+    peer_asks(peer);
     if (msg->type == WIRE_STATUS_GET)
         handle_status(peer, msg->request);
     else if (msg->type == WIRE_JOBS_GET)
@@ -226,7 +226,7 @@ void request_handle(struct peer *peer)
 
     r = wire_decode(packet->data, packet->bytes, &msg, &request);
     if (r == GW_E_UNIMPLEMENTED && request != 0) {
-        peer->state = PEER_ASKING;
+        peer_asks(peer);
         reply_done(peer, request, r, "gradwired does not know this request");
     } else if (r == GW_E_NOMEM) {
         peer_close(peer, r, "no memory for the message");

@@ -61,6 +61,7 @@ struct supervisor {
     struct rundir *dir;
     struct listener listeners[2]; /* client, admin */
     int reserve_fd;               /* given up to refuse a connection when descriptors run out */
+    uint64_t starved_ns;          /* when it was last said that they did */
     struct peer_list peers;
     struct engine_list engines;
     bool draining;
@@ -108,6 +109,8 @@ struct peer *peer_free(struct peer *peer);
 void peer_close(struct peer *peer, int code, const char *text);
 /* DONE{code, text} to every peer that waits for the end of all jobs. */
 void peers_answer_end(struct supervisor *sup, int code, const char *text);
+/* It sent a request: no Hello is expected any more, and it may be idle for a while. */
+void peer_asks(struct peer *peer);
 /* The peer waits for `engine`: keeps its packet, listens for hang-up only. */
 int peer_wait(struct peer *peer, struct engine *engine, const struct packet *packet);
 
