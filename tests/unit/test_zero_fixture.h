@@ -1,0 +1,407 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the tests of the ZeRO layer share: a layer over a small layout, messages to it, and its
+ * effects as lines of text, so that an expectation can be written down by hand:
+ *
+ *   RS b1 n2 acc [R0:0 -] -> [S0:2 S1:2] wait 0.3=7 sig b1@0=2 b1@1=2
+ *
+ * is a reduce-scatter of bucket 1, slices of 2 elements, adding; rank 0's input starts at element 0
+ * of its RING, rank 1 gives nothing; outputs at element 2 of their SHARD_GRADS; waits for rank 0's
+ * timeline 3 to be 7; raises the words of bucket 1 of ranks 0 and 1 to 2.
+ *   arenas: P params, G grads, A acc, R ring, S shard grads, L pool, O overflow (index.offset)
+ *   ops:    RS AR GA (gather, for its rank) LA (local add) ZE (zero) VE (verdict)
+ *   others: SIG ... (a signal alone; "<n" after op n), ACQ@r slot, OVF@r index, DONE@r code,
+ *           IO@r
+ * Ids are shown where an op waits for another ("<7"); all_done() completes what was launched.
+ */
+#ifndef GW_TEST_ZERO_FIXTURE_H
+#define GW_TEST_ZERO_FIXTURE_H
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "daemon/base/text.h"
+#include "daemon/core/edges.h"
+#include "daemon/core/zero.h"
+
+#define FX_PARAMS 32u
+#define FX_LINES 4096u
+#define FX_LINE 512u
+
+struct fx {
+    struct layout *layout;
+    struct effects *effects;
+    struct zero *zero;
+    struct wire_seal options;
+    uint32_t world;
+    uint64_t now_ns;
+    uint32_t request;
+    struct core_fault fault;
+    /* effects since fx_lines was asked last */
+    char lines[FX_LINES][FX_LINE];
+    uint32_t count;
+    char text[FX_LINES * 64];
+    char last_text[GW_TEXT_MAX + 1]; /* of the last failed reply */
+    /* ops not yet said to be done */
+    uint64_t open[FX_LINES];
+    uint32_t open_count;
+    uint32_t launched[CORE_OP_VERDICT + 1]; /* by kind, in all */
+};
+
+struct fx_unit {
+    const char *unit;
+    uint64_t numel;
+};
+
+/* ---- life ---------------------------------------------------------------------------------------- */
+
+static inline void fx_open_layout(struct fx *fx, const struct fx_unit *params, uint32_t count,
+                                  uint64_t drop)
+{
+    static char names[FX_PARAMS][16];
+    struct layout_param list[FX_PARAMS];
+    struct layout_options options = {.stage = fx->options.stage,
+                                     .world = fx->world,
+                                     .bucket_numel = fx->options.bucket_bytes / 4,
+                                     .align_numel = fx->options.shard_align_bytes / 4};
+    uint32_t wrong;
+
+    assert_true(count <= FX_PARAMS);
+    for (uint32_t i = 0; i < count; i++) {
+        snprintf(names[i], sizeof(names[i]), "p%u", i);
+        list[i] = (struct layout_param){.name = names[i],
+                                        .unit = params[i].unit ? params[i].unit : "",
+                                        .numel = params[i].numel};
+    }
+    assert_int_equal(layout_new(&options, list, count, &fx->layout, &wrong), 0);
+    assert_int_equal(effects_new(&fx->effects), 0);
+    assert_int_equal(zero_new(fx->layout, &fx->options, fx->world, drop, fx->effects, &fx->zero),
+                     0);
+}
+
+/* Parameters given by numel, each a unit of its own; bucket and align in elements. */
+static inline struct fx *fx_new(uint32_t stage, uint32_t world, uint64_t bucket, uint32_t align)
+{
+    struct fx *fx = calloc(1, sizeof(*fx));
+
+    assert_non_null(fx);
+    fx->world = world;
+    fx->options = (struct wire_seal){.stage = stage,
+                                     .accumulate = stage < 2 ? GW_ACCUMULATE_LOCAL
+                                                             : GW_ACCUMULATE_SHARD,
+                                     .ring_slots = 3,
+                                     .micro_steps = 1,
+                                     .shard_align_bytes = align * 4,
+                                     .bucket_bytes = bucket * 4,
+                                     .scale = 1.0 / world};
+    return fx;
+}
+
+#define fx_open(fx, drop, ...)                                                                     \
+    do {                                                                                           \
+        static const uint64_t numels_[] = {__VA_ARGS__};                                           \
+        struct fx_unit params_[FX_PARAMS] = {{NULL, 0}};                                           \
+        for (size_t i_ = 0; i_ < sizeof(numels_) / sizeof(numels_[0]); i_++)                       \
+            params_[i_].numel = numels_[i_];                                                       \
+        fx_open_layout(fx, params_, sizeof(numels_) / sizeof(numels_[0]), drop);                   \
+    } while (0)
+
+static inline void fx_free(struct fx *fx)
+{
+    assert_false(effects_failed(fx->effects));
+    zero_free(fx->zero);
+    layout_free(fx->layout);
+    effects_free(fx->effects);
+    free(fx);
+}
+
+/* ---- effects as text ----------------------------------------------------------------------------- */
+
+static inline void fx_ref(struct text *text, const struct core_ref *ref)
+{
+    static const char letters[GW_ARENA_KINDS] = {'-', 'P', 'G', 'A', 'R', 'S', 'L', 'O'};
+
+    if (ref->kind == GW_ARENA_NONE)
+        text_add(text, "-");
+    else if (ref->kind == GW_ARENA_OVERFLOW)
+        text_add(text, "O%d:%u.%llu", ref->rank, ref->index,
+                 (unsigned long long)ref->offset_bytes / 4);
+    else
+        text_add(text, "%c%d:%llu", letters[ref->kind], ref->rank,
+                 (unsigned long long)ref->offset_bytes / 4);
+}
+
+static inline void fx_refs(struct text *text, const struct core_ref *refs, uint32_t count)
+{
+    text_add(text, "[");
+    for (uint32_t i = 0; i < count; i++) {
+        text_add(text, "%s", i ? " " : "");
+        fx_ref(text, &refs[i]);
+    }
+    text_add(text, "]");
+}
+
+static inline void fx_signal(struct text *text, const struct core_signal *signal)
+{
+    static const char *const names[] = {"", "op", "b", "u", "step", "update"};
+    uint32_t class = GW_TIMELINE_CLASS(signal->timeline);
+
+    text_add(text, " %s", names[class]);
+    if (class == GW_TL_BUCKET || class == GW_TL_UNIT)
+        text_add(text, "%u", GW_TIMELINE_INDEX(signal->timeline));
+    text_add(text, "@%u=%llu", signal->rank, (unsigned long long)signal->value);
+    if (signal->offset)
+        text_add(text, "+%llu", (unsigned long long)signal->offset / 4);
+}
+
+static inline void fx_op(struct text *text, const struct core_op *op)
+{
+    static const char *const names[] = {"RS", "AR", "AG", "GA", "BC", "BA", "LA", "ZE", "VE"};
+    bool one = op->kind == CORE_OP_LOCAL_ADD || op->kind == CORE_OP_ZERO;
+
+    text_add(text, "%s", names[op->kind]);
+    if (op->kind == CORE_OP_VERDICT) {
+        text_add(text, " step %llu used %u", (unsigned long long)op->step, op->used_params);
+    } else {
+        if (op->kind == CORE_OP_GATHER || one)
+            text_add(text, "@%u", op->rank);
+        text_add(text, " b%u", op->bucket);
+        if (op->bucket_count > 1)
+            text_add(text, "+%u", op->bucket_count);
+        text_add(text, " n%llu", (unsigned long long)op->numel);
+    }
+    text_add(text, "%s%s", op->accumulate ? " acc" : "", op->measure ? " measure" : "");
+    if (op->in) {
+        text_add(text, " ");
+        fx_refs(text, op->in, one ? 1 : op->world);
+        text_add(text, " ->");
+    }
+    if (op->out) {
+        text_add(text, " ");
+        fx_refs(text, op->out, one || op->kind == CORE_OP_GATHER ? 1 : op->world);
+    }
+    for (uint32_t i = 0; i < op->wait_count; i++)
+        text_add(text, "%s %u.%u=%llu", i ? "" : " wait", op->waits[i].rank, op->waits[i].index,
+                 (unsigned long long)op->waits[i].value);
+    for (uint32_t i = 0; i < op->signal_count; i++) {
+        text_add(text, "%s", i ? "" : " sig");
+        fx_signal(text, &op->signals[i]);
+    }
+    if (op->wait_op)
+        text_add(text, " <%llu", (unsigned long long)op->wait_op);
+}
+
+static inline void fx_launched(struct fx *fx, const struct core_op *op)
+{
+    assert_true(fx->open_count < FX_LINES);
+    fx->open[fx->open_count++] = op->id;
+    fx->launched[op->kind]++;
+}
+
+static inline void fx_line(struct fx *fx, const struct core_effect *effect)
+{
+    struct text text;
+
+    assert_true(fx->count < FX_LINES);
+    text_start(&text, fx->lines[fx->count++], FX_LINE);
+    switch (effect->kind) {
+    case CORE_EFF_LAUNCH:
+        fx_op(&text, &effect->op);
+        fx_launched(fx, &effect->op);
+        break;
+    case CORE_EFF_SIGNAL:
+        text_add(&text, "SIG");
+        fx_signal(&text, &effect->signal);
+        if (effect->after_op)
+            text_add(&text, " <%llu", (unsigned long long)effect->after_op);
+        break;
+    case CORE_EFF_REPLY:
+        if (effect->reply.type == WIRE_ACQUIRED) {
+            text_add(&text, "ACQ@%u %d", effect->rank, (int)effect->reply.u.acquired.slot);
+        } else {
+            text_add(&text, "DONE@%u %d", effect->rank, effect->reply.u.done.code);
+            snprintf(fx->last_text, sizeof(fx->last_text), "%s", effect->reply.u.done.text);
+        }
+        break;
+    case CORE_EFF_OVERFLOW:
+        text_add(&text, "OVF@%u %u", effect->rank, effect->index);
+        break;
+    case CORE_EFF_PARAM_IO:
+        text_add(&text, "IO@%u %s p%u %llu+%llu", effect->rank, effect->io.write ? "w" : "r",
+                 effect->io.param, (unsigned long long)effect->io.offset,
+                 (unsigned long long)effect->io.count);
+        break;
+    default:
+        text_add(&text, "effect %d", (int)effect->kind);
+    }
+    assert_false(text.cut);
+}
+
+static inline void fx_take(struct fx *fx)
+{
+    struct core_effect effect;
+
+    while (effects_take(fx->effects, &effect))
+        fx_line(fx, &effect);
+}
+
+/* All lines since the last call, each with a newline. */
+static inline const char *fx_lines(struct fx *fx)
+{
+    struct text text = TEXT(fx->text);
+
+    text_add(&text, "%s", "");
+    for (uint32_t i = 0; i < fx->count; i++)
+        text_add(&text, "%s\n", fx->lines[i]);
+    assert_false(text.cut);
+    fx->count = 0;
+    return fx->text;
+}
+
+#define fx_expect(fx, expected) assert_string_equal(fx_lines(fx), expected)
+
+/* How many lines since the last call start with `start`; forgets them. */
+static inline uint32_t fx_count(struct fx *fx, const char *start)
+{
+    uint32_t count = 0;
+
+    for (uint32_t i = 0; i < fx->count; i++)
+        count += !strncmp(fx->lines[i], start, strlen(start));
+    fx->count = 0;
+    return count;
+}
+
+/* ---- messages -------------------------------------------------------------------------------------- */
+
+static inline int fx_send(struct fx *fx, uint32_t rank, struct wire_msg *msg)
+{
+    struct core_event event = {.kind = CORE_EV_REQUEST, .rank = rank, .msg = msg};
+    int r;
+
+    event.request = msg->request;
+    fx->now_ns += 10;
+    r = zero_event(fx->zero, fx->now_ns, &event, &fx->fault);
+    fx_take(fx);
+    return r;
+}
+
+static inline int fx_bare(struct fx *fx, uint32_t rank, uint16_t type)
+{
+    struct wire_msg msg = {.type = type};
+
+    return fx_send(fx, rank, &msg);
+}
+
+static inline int fx_ready_one(struct fx *fx, uint32_t rank, struct wire_ready_entry entry)
+{
+    struct wire_msg msg = {.type = WIRE_READY};
+
+    msg.u.ready.count = 1;
+    msg.u.ready.entries = &entry;
+    return fx_send(fx, rank, &msg);
+}
+
+/* The whole parameter, all its pieces in one message. */
+static inline int fx_ready(struct fx *fx, uint32_t rank, uint32_t param, uint32_t flags,
+                           uint32_t slot)
+{
+    struct wire_ready_entry entries[64] = {{0}};
+    struct wire_msg msg = {.type = WIRE_READY};
+
+    msg.u.ready.count = layout_params(fx->layout)[param].pieces;
+    msg.u.ready.entries = entries;
+    assert_true(msg.u.ready.count <= 64);
+    for (uint32_t i = 0; i < msg.u.ready.count; i++) {
+        entries[i].param = param;
+        entries[i].piece = i;
+        entries[i].flags = flags;
+        entries[i].slot = slot;
+    }
+    return fx_send(fx, rank, &msg);
+}
+
+static inline int fx_unit(struct fx *fx, uint32_t rank, uint16_t type, uint32_t unit)
+{
+    struct wire_msg msg = {.type = type};
+
+    msg.u.unit.unit = unit;
+    return fx_send(fx, rank, &msg);
+}
+
+static inline int fx_request(struct fx *fx, uint32_t rank, uint16_t type)
+{
+    struct wire_msg msg = {.type = type, .request = ++fx->request};
+
+    return fx_send(fx, rank, &msg);
+}
+
+static inline int fx_acquire(struct fx *fx, uint32_t rank, uint32_t bucket)
+{
+    struct wire_msg msg = {.type = WIRE_ACQUIRE, .request = ++fx->request};
+
+    msg.u.acquire.bucket = bucket;
+    return fx_send(fx, rank, &msg);
+}
+
+static inline int fx_io(struct fx *fx, uint32_t rank, uint32_t write, uint32_t param,
+                        uint64_t offset, uint64_t count)
+{
+    struct wire_msg msg = {.type = WIRE_PARAM_IO, .request = ++fx->request};
+
+    msg.u.param_io.write = write;
+    msg.u.param_io.param = param;
+    msg.u.param_io.offset = offset;
+    msg.u.param_io.count = count;
+    return fx_send(fx, rank, &msg);
+}
+
+static inline int fx_overflow(struct fx *fx, uint32_t rank, int code)
+{
+    struct core_event event = {.kind = CORE_EV_OVERFLOW, .rank = rank, .code = code};
+    int r;
+
+    r = zero_event(fx->zero, fx->now_ns, &event, &fx->fault);
+    fx_take(fx);
+    return r;
+}
+
+#define fx_all(fx, type)                                                                           \
+    do {                                                                                           \
+        for (uint32_t r_ = 0; r_ < (fx)->world; r_++)                                              \
+            assert_int_equal(fx_bare(fx, r_, type), 0);                                            \
+    } while (0)
+
+/* Op `id` ran from started to done. */
+static inline void fx_done(struct fx *fx, uint64_t id, uint64_t started_ns, uint64_t done_ns)
+{
+    for (uint32_t i = 0; i < fx->open_count; i++) {
+        if (fx->open[i] == id)
+            fx->open[i] = fx->open[--fx->open_count];
+    }
+    zero_op_done(fx->zero, fx->now_ns, id, started_ns, done_ns);
+    fx_take(fx);
+}
+
+/* Everything launched so far, and what that leads to, is done. */
+static inline void fx_all_done(struct fx *fx)
+{
+    while (fx->open_count) {
+        uint32_t oldest = 0;
+
+        for (uint32_t i = 1; i < fx->open_count; i++) {
+            if (fx->open[i] < fx->open[oldest])
+                oldest = i;
+        }
+        fx->now_ns += 10;
+        fx_done(fx, fx->open[oldest], fx->now_ns - 5, fx->now_ns);
+    }
+}
+
+#endif
