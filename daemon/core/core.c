@@ -56,6 +56,7 @@ struct core *core_free(struct core *core)
         lane_reset(core);
         seal_reset(core);
     }
+    free(core->flying.at);
     reg_list_clear(&core->kept_list);
     zero_free(core->zero);
     layout_free(core->layout);
@@ -133,6 +134,7 @@ static void handle_op_done(struct core *core, const struct core_event *event)
 {
     if (core->broken)
         return;
+    flight_done(core, event->op);
     lane_op_done(core, event);
     if (core->sealed)
         zero_op_done(core->zero, core->now_ns, event->op, event->started_ns, event->done_ns);
@@ -188,15 +190,20 @@ static void handle_event(struct core *core, const struct core_event *event)
 
 int core_handle(struct core *core, uint64_t now_ns, const struct core_event *event)
 {
+    const struct core_op *op;
+
     if (now_ns > core->now_ns)
         core->now_ns = now_ns;
     if (!core->ended || event->kind == CORE_EV_JOIN)
         handle_event(core, event);
+    while ((op = effects_next_launch(core->effects)) != NULL)
+        flight_launched(core, op);
     wait_update(core);
     if (core->broken) {
         seal_reset(core);
         group_reset(core);
         lane_reset(core);
+        flight_reset(core);
     }
     return core->nomem || effects_failed(core->effects) ? GW_E_NOMEM : 0;
 }

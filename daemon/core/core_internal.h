@@ -66,7 +66,7 @@ struct lane_rank {
 
 struct lane_flight { /* launched, not done; all on one stream, so in order */
     struct lane_flight *next;
-    uint64_t op_id, since_ns;
+    uint64_t op_id;
     struct wire_op op; /* of the first member */
     uint32_t uses;
     struct lane_use {
@@ -79,6 +79,21 @@ struct core_group {
     uint32_t ranks[GW_RANKS_MAX]; /* in group order */
     uint64_t mask;
     uint64_t launched; /* ops so far */
+};
+
+/* ---- flight.c: every op that was launched and is not done, of all layers -------------------------- */
+
+struct core_flight {
+    uint64_t id, since_ns, step;
+    uint64_t producers; /* ranks whose tokens it waits for */
+    uint32_t rank, bucket;
+    uint8_t kind, traffic;
+    bool done;
+};
+
+struct core_flights { /* by id, oldest first; ops of different streams finish in any order */
+    struct core_flight *at;
+    uint32_t first, count, capacity;
 };
 
 /* ---- the job --------------------------------------------------------------------------------- */
@@ -140,6 +155,7 @@ struct core {
     uint32_t group_count;
     struct lane_flight *flights, **flights_end;
     uint64_t lane_comm_ns;
+    struct core_flights flying; /* flight.c */
 
     /* wait.c */
     struct {
@@ -227,6 +243,8 @@ void lane_detach(struct core *core, uint32_t rank);
 void lane_reset(struct core *core);
 bool lane_needs(const struct core *core, uint32_t rank);
 bool lane_wait(const struct core *core, struct core_wait *ret_wait);
+/* False: not an op of this layer. */
+bool lane_describe_flight(const struct core *core, uint64_t op_id, struct text *text);
 /* "all_reduce 'x' of 8 elements" */
 void lane_describe(const struct wire_op *op, struct text *text);
 /* 0; or < 0 with *text: the op of one rank is wrong by itself. */
@@ -235,6 +253,14 @@ int lane_check(const struct core *core, uint32_t rank, const struct wire_op *op,
 /* An op of a rank uses both its buffers (change +1), or no longer (-1). A barrier has none. */
 void lane_use_buffers(struct core *core, uint32_t rank, const struct wire_op *op, int change);
 struct lane_buffer *lane_find_buffer(const struct core *core, uint32_t rank, uint32_t id);
+
+/* ---- flight.c ------------------------------------------------------------------------------------- */
+
+void flight_launched(struct core *core, const struct core_op *op);
+void flight_done(struct core *core, uint64_t op_id);
+void flight_reset(struct core *core);
+/* The oldest one; nobody is missing, a stream works or waits. */
+bool flight_wait(const struct core *core, struct core_wait *ret_wait);
 
 /* ---- wait.c ---------------------------------------------------------------------------------- */
 

@@ -25,6 +25,7 @@ struct node {
 struct effects {
     struct node *head, *tail;
     struct node *taken; /* the caller of effects_take still reads its arrays */
+    struct node *unseen; /* where effects_next_launch goes on */
     struct node *spare;
     uint32_t spares;
     uint64_t next_op;
@@ -120,7 +121,21 @@ struct core_effect *effects_add(struct effects *effects, enum core_effect_kind k
     else
         effects->head = node;
     effects->tail = node;
+    if (!effects->unseen)
+        effects->unseen = node;
     return &node->effect;
+}
+
+const struct core_op *effects_next_launch(struct effects *effects)
+{
+    while (effects->unseen) {
+        struct node *node = effects->unseen;
+
+        effects->unseen = node->next;
+        if (node->effect.kind == CORE_EFF_LAUNCH)
+            return &node->effect.op;
+    }
+    return NULL;
 }
 
 void *effects_alloc(struct effects *effects, size_t bytes)
@@ -160,6 +175,8 @@ bool effects_take(struct effects *effects, struct core_effect *ret_effect)
     effects->head = node->next;
     if (!effects->head)
         effects->tail = NULL;
+    if (effects->unseen == node)
+        effects->unseen = node->next;
     node->next = NULL;
     *ret_effect = node->effect;
     return true;

@@ -17,6 +17,8 @@ struct core_effect *effects_add(struct effects *effects, enum core_effect_kind k
 void *effects_alloc(struct effects *effects, size_t bytes);
 /* Ids of ops, from 1, in launch order. */
 uint64_t effects_next_op(struct effects *effects);
+/* The next op in the queue that this has not returned yet; NULL: none. */
+const struct core_op *effects_next_launch(struct effects *effects);
 bool effects_failed(const struct effects *effects);
 bool effects_take(struct effects *effects, struct core_effect *ret_effect);
 

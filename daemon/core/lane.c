@@ -183,7 +183,6 @@ static void fly(struct core *core, uint32_t group, uint64_t op_id, struct lane_f
     const struct core_group *members = &core->groups[group];
 
     flight->op_id = op_id;
-    flight->since_ns = core->now_ns;
     flight->op = next_op(core, members->ranks[0], group)->op;
     flight->uses = members->count;
     for (uint32_t i = 0; i < members->count; i++) {
@@ -350,23 +349,27 @@ static const struct lane_op *oldest_pending(const struct core *core)
 bool lane_wait(const struct core *core, struct core_wait *ret_wait)
 {
     const struct lane_op *pending = oldest_pending(core);
-    const struct lane_flight *flight = core->flights;
-    const struct wire_op *op;
     struct text text;
 
-    if (!pending && !flight)
+    if (!pending)
         return false;
     text_start(&text, ret_wait->text, sizeof(ret_wait->text));
-    if (!flight || (pending && pending->since_ns < flight->since_ns)) {
-        op = &pending->op;
-        ret_wait->since_ns = pending->since_ns;
-        ret_wait->missing = missing(core, op->group);
-    } else { /* all have arrived; a stream waits or works */
-        op = &flight->op;
-        ret_wait->since_ns = flight->since_ns;
-        ret_wait->missing = 0;
-    }
-    lane_describe(op, &text);
-    text_add(&text, " on group %u", op->group);
+    ret_wait->since_ns = pending->since_ns;
+    ret_wait->missing = missing(core, pending->op.group);
+    lane_describe(&pending->op, &text);
+    text_add(&text, " on group %u", pending->op.group);
+    return true;
+}
+
+bool lane_describe_flight(const struct core *core, uint64_t op_id, struct text *text)
+{
+    const struct lane_flight *flight = core->flights;
+
+    while (flight && flight->op_id != op_id)
+        flight = flight->next;
+    if (!flight)
+        return false;
+    lane_describe(&flight->op, text);
+    text_add(text, " on group %u", flight->op.group);
     return true;
 }

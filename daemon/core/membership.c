@@ -43,6 +43,7 @@ static void generation_begin(struct core *core)
     seal_reset(core);
     group_reset(core);
     lane_reset(core);
+    flight_reset(core);
 }
 
 static void join_refuse(struct core *core, const struct core_event *event, int code,

@@ -14,7 +14,15 @@
 
 #define NS_PER_S 1000000000ull
 
-enum wait_source { WAIT_JOIN, WAIT_SEAL, WAIT_GROUP, WAIT_LANE, WAIT_ZERO, WAIT_SOURCES };
+enum wait_source {
+    WAIT_JOIN,
+    WAIT_SEAL,
+    WAIT_GROUP,
+    WAIT_LANE,
+    WAIT_ZERO,
+    WAIT_FLIGHT,
+    WAIT_SOURCES
+};
 
 static uint64_t add_ns(uint64_t a, uint64_t b)
 {
@@ -63,8 +71,8 @@ static bool zero_wait(const struct core *core, struct core_wait *ret_wait)
 }
 
 static bool (*const sources[WAIT_SOURCES])(const struct core *, struct core_wait *) = {
-    [WAIT_JOIN] = join_wait,   [WAIT_SEAL] = seal_wait, [WAIT_GROUP] = group_wait,
-    [WAIT_LANE] = lane_wait,   [WAIT_ZERO] = zero_wait,
+    [WAIT_JOIN] = join_wait, [WAIT_SEAL] = seal_wait, [WAIT_GROUP] = group_wait,
+    [WAIT_LANE] = lane_wait, [WAIT_ZERO] = zero_wait, [WAIT_FLIGHT] = flight_wait,
 };
 
 /* The oldest wait; the earlier source where two began together. False: none. */

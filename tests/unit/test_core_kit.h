@@ -35,6 +35,8 @@ static struct {
     struct core_wait wait;
     uint64_t steps;
     struct effects *effects;
+    bool launches; /* each event launches a reduction that waits for a token of rank 1 */
+    uint64_t last_op;
 } fake;
 
 struct zero {
@@ -65,6 +67,21 @@ struct zero *zero_free(struct zero *zero)
     return NULL;
 }
 
+static void fake_launch(void)
+{
+    struct core_op *op = &effects_add(fake.effects, CORE_EFF_LAUNCH)->op;
+    struct core_token *waits = effects_alloc(fake.effects, sizeof(*waits));
+
+    assert_non_null(waits);
+    *waits = (struct core_token){.rank = 1, .index = 5, .value = 9};
+    op->id = fake.last_op = effects_next_op(fake.effects);
+    op->kind = CORE_OP_REDUCE_SCATTER;
+    op->bucket = 3;
+    op->step = 12;
+    op->waits = waits;
+    op->wait_count = 1;
+}
+
 int zero_event(struct zero *zero, uint64_t now_ns, const struct core_event *event,
                struct core_fault *ret_fault)
 {
@@ -72,6 +89,8 @@ int zero_event(struct zero *zero, uint64_t now_ns, const struct core_event *even
     (void)now_ns;
     fake.last_type = event->kind == CORE_EV_REQUEST ? event->msg->type : 0;
     fake.last_rank = event->rank;
+    if (fake.launches)
+        fake_launch();
     if (fake.result < 0)
         *ret_fault = fake.fault;
     return fake.result;

@@ -154,6 +154,34 @@ static void test_launched_op_that_never_finishes(void **state)
     reported("");
 }
 
+/* A reduction of the ZeRO layer was launched and waits for a token that is never raised. */
+static void test_token_that_never_rises(void **state)
+{
+    (void)state;
+    kit_start(2, 300, 15);
+    kit_join_all(2, 1);
+    kit_seal_all(2);
+    fake.launches = true;
+    kit_tell(0, WIRE_READY); /* at 100 s */
+    kit_next(CORE_EFF_LAUNCH);
+    kit.now_ns = 103 * S;
+    kit_tell(1, WIRE_READY);
+    kit_next(CORE_EFF_LAUNCH);
+    assert_int_equal(fake.last_op, 2);
+    done(2); /* on another stream: the first is still out */
+    report_at(110 * S, "reduce-scatter of bucket 3 (step 12), after tokens of ranks 1: 10 s, all "
+                       "ranks arrived, not finished");
+    done(1);
+    reported("");
+    assert_true(core_deadline_ns(kit.core) == UINT64_MAX);
+    kit.now_ns = 200 * S;
+    kit_tell(0, WIRE_READY);
+    kit_next(CORE_EFF_LAUNCH);
+    kit_tick(215 * S);
+    kit_has(kit_fail(GW_E_TIMEOUT, UINT32_MAX), "reduce-scatter of bucket 3 (step 12), after "
+                                                "tokens of ranks 1: all ranks arrived");
+}
+
 /* The oldest wait is followed; when it ends, the next oldest, whose clock began when it did. */
 static void test_oldest_wait_first(void **state)
 {
@@ -283,6 +311,7 @@ int main(void)
         cmocka_unit_test_teardown(test_c08_missing_ranks_named_then_timeout, kit_stop),
         cmocka_unit_test_teardown(test_t07_each_timeout_for_its_own, kit_stop),
         cmocka_unit_test_teardown(test_launched_op_that_never_finishes, kit_stop),
+        cmocka_unit_test_teardown(test_token_that_never_rises, kit_stop),
         cmocka_unit_test_teardown(test_oldest_wait_first, kit_stop),
         cmocka_unit_test_teardown(test_seal_wait, kit_stop),
         cmocka_unit_test_teardown(test_building_is_no_stall, kit_stop),
