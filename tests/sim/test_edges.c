@@ -1,0 +1,177 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Every row of edges.def left out in turn: the simulator must then see a wrong value or a named
+ * error in some timing, and nothing wrong in the same timings with the row in force.
+ * ctest: label=edges timeout=240 link=gw_sim
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "tests/sim/world/reference.h"
+#include "tests/sim/world/sim.h"
+
+#define TIMINGS 60u
+
+static const struct layout_param model[] = {
+    {"a", "u0", 5, 0}, {"b", "u0", 1, 0}, {"c", "u1", 7, 0}, {"d", "u1", 3, 0},
+    {"e", "u1", 2, 0}, {"f", "u2", 6, 0}, {"g", "u2", 4, 0}, {"h", "u3", 4, 0}};
+
+struct row {
+    const char *name;
+    uint64_t core;   /* bits of core_config.drop_edges */
+    uint32_t client; /* enum sim_client_edge */
+    uint32_t stage;
+    void (*arrange)(struct sim_plan *plan); /* what makes it likely to show */
+};
+
+static void producers_are_late(struct sim_plan *plan)
+{
+    plan->token = 800;
+}
+
+static void some_unused(struct sim_plan *plan)
+{
+    plan->unused = 400;
+}
+
+static void slow_control(struct sim_plan *plan)
+{
+    plan->reduce_speed = 1;
+    plan->control_speed = 100;
+}
+
+static void slow_reduce(struct sim_plan *plan)
+{
+    plan->reduce_speed = 1;
+    plan->seal.micro_steps = 2;
+}
+
+static void mapped(struct sim_plan *plan)
+{
+    plan->seal.gather = GW_GATHER_MAPPED;
+}
+
+static void one_slow_client(struct sim_plan *plan)
+{
+    plan->client_speed[plan->seed % 3] = 1;
+}
+
+static void slow_gather(struct sim_plan *plan)
+{
+    plan->gather_speed = 1;
+}
+
+static void two_held(struct sim_plan *plan)
+{
+    plan->hold_units = 2;
+}
+
+#define CORE_ROW(edge, stage, arrange) {#edge, 1ull << SIM_EDGE_##edge, 0, stage, arrange}
+#define CLIENT_ROW(edge, stage, arrange) {#edge, 0, SIM_DROP_##edge, stage, arrange}
+
+static const struct row rows[] = {
+    CORE_ROW(GRAD_WRITTEN, 1, producers_are_late),
+    CORE_ROW(GRAD_WRITTEN, 2, producers_are_late),
+    CORE_ROW(ALL_READY, 0, one_slow_client),
+    CORE_ROW(ALL_READY, 2, one_slow_client),
+    CORE_ROW(ZERO_FILLED, 1, some_unused),
+    CORE_ROW(ZERO_FILLED, 2, some_unused),
+    CLIENT_ROW(BUFFER_CONSUMED, 1, slow_reduce),
+    CLIENT_ROW(BUFFER_CONSUMED, 2, slow_reduce),
+    CORE_ROW(SHARD_CONSUMED, 2, one_slow_client),
+    CORE_ROW(SHARD_CONSUMED, 3, one_slow_client),
+    CORE_ROW(VERDICT_LAST, 0, slow_control),
+    CORE_ROW(VERDICT_LAST, 2, slow_control),
+    CLIENT_ROW(VERDICT_READ, 2, slow_reduce),
+    CORE_ROW(READS_OVER, 3, one_slow_client),
+    CORE_ROW(READS_OVER, 3, mapped),
+    CORE_ROW(VERSION, 1, one_slow_client),
+    CORE_ROW(VERSION, 3, one_slow_client),
+    CLIENT_ROW(GATHERED, 1, slow_gather),
+    CLIENT_ROW(GATHERED, 3, slow_gather),
+    CORE_ROW(POOL_FREE, 3, two_held),
+};
+
+static struct sim_plan plan_of(const struct row *row, uint64_t seed)
+{
+    struct sim_plan plan = sim_plan_default(seed, row->stage, 3, model, 8);
+
+    plan.steps = 3;
+    sim_plan_disturb(&plan, seed);
+    row->arrange(&plan);
+    return plan;
+}
+
+static bool goes_wrong(const struct sim_plan *plan, struct sim_result *result)
+{
+    sim_run(plan, result);
+    return result->error[0] || result->fail_code;
+}
+
+static void check_row(const struct row *row)
+{
+    struct sim_result result, seen = {.error = ""};
+    uint32_t wrong = 0;
+
+    for (uint64_t seed = 0; seed < TIMINGS; seed++) {
+        struct sim_plan plan = plan_of(row, seed);
+
+        if (goes_wrong(&plan, &result)) {
+            print_error("%s stage %u seed %lu, edge in force: %s; %s\n", row->name, row->stage,
+                        (unsigned long)seed, result.error, result.fail_text);
+            fail();
+        }
+        plan.config.drop_edges = row->core;
+        plan.drop_client = row->client;
+        if (goes_wrong(&plan, &result)) {
+            seen = wrong++ ? seen : result;
+        }
+    }
+    print_message("%-16s stage %u: %2u of %u timings go wrong, e.g. %s%s\n", row->name, row->stage,
+                  wrong, TIMINGS, seen.error, seen.fail_text);
+    assert_true(wrong > 0);
+}
+
+static void test_every_edge_is_needed(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++)
+        check_row(&rows[i]);
+}
+
+/* No row of the table is forgotten above. */
+static void test_every_row_of_the_table_is_shown(void **state)
+{
+    static const char *const table[] = {
+#define X(name, side, what, why) #name,
+#include "daemon/core/edges.def"
+#undef X
+    };
+
+    (void)state;
+    for (size_t e = 0; e < sizeof(table) / sizeof(table[0]); e++) {
+        bool shown = false;
+
+        for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++)
+            shown |= !strcmp(rows[i].name, table[e]);
+        if (!shown)
+            print_error("no row for %s\n", table[e]);
+        assert_true(shown);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_every_row_of_the_table_is_shown),
+        cmocka_unit_test(test_every_edge_is_needed),
+    };
+
+    return cmocka_run_group_tests_name("sim_edges", tests, NULL, NULL);
+}

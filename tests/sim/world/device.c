@@ -1,0 +1,258 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The virtual device: streams of ops that each run in order, words that ops raise, completions that
+ * the core hears of later. An op runs in one go, at a moment that the draw chooses.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/sim/world/internal.h"
+
+static void *copy_of(const void *from, size_t bytes)
+{
+    void *to;
+
+    if (!from || !bytes)
+        return NULL;
+    to = malloc(bytes);
+    if (to)
+        memcpy(to, from, bytes);
+    return to;
+}
+
+static void op_free(struct sim_op *op)
+{
+    free((void *)(uintptr_t)op->op.members);
+    free((void *)(uintptr_t)op->op.in);
+    free((void *)(uintptr_t)op->op.out);
+    free((void *)(uintptr_t)op->op.waits);
+    free((void *)(uintptr_t)op->op.signals);
+    free((void *)(uintptr_t)op->op.used_bits);
+    free((void *)(uintptr_t)op->op.used_buckets);
+    free(op);
+}
+
+/* Entries of `in`: an op of one rank has one, a broadcast only the root's. */
+static size_t inputs_of(const struct core_op *op)
+{
+    if (op->kind == CORE_OP_LOCAL_ADD || op->kind == CORE_OP_BROADCAST)
+        return 1;
+    return op->in ? op->world : 0;
+}
+
+static size_t outputs_of(const struct core_op *op)
+{
+    if (op->kind == CORE_OP_LOCAL_ADD || op->kind == CORE_OP_ZERO || op->kind == CORE_OP_GATHER)
+        return 1;
+    return op->out ? op->world : 0;
+}
+
+static void copy_op(const struct sim *sim, const struct core_op *from, struct core_op *to)
+{
+    const struct gw_layout_page *page =
+        core_layout(sim->core) ? layout_page(core_layout(sim->core)) : NULL;
+    size_t inputs = inputs_of(from) * sizeof(*from->in);
+    size_t outputs = outputs_of(from) * sizeof(*from->out);
+
+    *to = *from;
+    to->members = copy_of(from->members, from->world * sizeof(*from->members));
+    to->in = copy_of(from->in, inputs);
+    to->out = copy_of(from->out, outputs);
+    to->waits = copy_of(from->waits, from->wait_count * sizeof(*from->waits));
+    to->signals = copy_of(from->signals, from->signal_count * sizeof(*from->signals));
+    if (page && from->kind == CORE_OP_VERDICT) {
+        to->used_bits = copy_of(from->used_bits, (page->params + 7) / 8);
+        to->used_buckets = copy_of(from->used_buckets, page->buckets);
+    }
+}
+
+static uint32_t stream_of(const struct core_op *op)
+{
+    return op->stream == CORE_STREAM_GATHER ? CORE_STREAM_GATHER + op->rank : op->stream;
+}
+
+static void count(struct sim *sim, const struct core_op *op)
+{
+    if (op->measure || op->traffic >= GW_KINDS)
+        return;
+    if (op->stream == CORE_STREAM_GATHER && op->rank != 0)
+        return; /* figures are rank 0's */
+    sim->result->calls[op->traffic]++;
+    sim->result->payload_bytes[op->traffic] += op->payload_bytes;
+    sim->result->padding_bytes[op->traffic] += op->padding_bytes;
+    if ((op->kind == CORE_OP_REDUCE_SCATTER || op->kind == CORE_OP_ALL_REDUCE) && op->bucket < 64)
+        sim->result->reductions[op->bucket]++;
+}
+
+void device_launch(struct sim *sim, const struct core_op *op)
+{
+    struct sim_stream *stream = &sim->streams[stream_of(op)];
+    struct sim_op *mine = calloc(1, sizeof(*mine));
+
+    if (op->id != sim->launched + 1)
+        sim_fail(sim, "op %lu launched after %lu", (unsigned long)op->id,
+                 (unsigned long)sim->launched);
+    sim->launched = op->id;
+    if (op->wait_op > op->id)
+        sim_fail(sim, "op %lu waits for the later %lu", (unsigned long)op->id,
+                 (unsigned long)op->wait_op);
+    if (op->id >= sim->executed_room) {
+        uint64_t room = 2 * op->id + 64;
+
+        sim->executed = realloc(sim->executed, room * sizeof(*sim->executed));
+        memset(sim->executed + sim->executed_room, 0, room - sim->executed_room);
+        sim->executed_room = room;
+    }
+    copy_op(sim, op, &mine->op);
+    count(sim, op);
+    *stream->end = mine;
+    stream->end = &mine->next;
+}
+
+/* ---- words ------------------------------------------------------------------------------------ */
+
+static void raise_word(struct sim *sim, const struct core_signal *signal)
+{
+    struct sim_board *board = &sim->boards[signal->rank];
+    uint32_t index = GW_TIMELINE_INDEX(signal->timeline);
+    struct sim_slot *slot = NULL;
+
+    switch (GW_TIMELINE_CLASS(signal->timeline)) {
+    case GW_TL_OP: slot = &board->ops[index % GW_OPS_IN_FLIGHT]; break;
+    case GW_TL_BUCKET: slot = &board->buckets[index]; break;
+    case GW_TL_UNIT: slot = &board->units[index]; break;
+    case GW_TL_STEP: slot = &board->step; break;
+    case GW_TL_UPDATE: slot = &board->update; break;
+    default: sim_fail(sim, "signal of timeline %x", signal->timeline); return;
+    }
+    if (signal->value < slot->value) {
+        sim_fail(sim, "timeline %x of rank %u falls from %lu to %lu", signal->timeline,
+                 signal->rank, (unsigned long)slot->value, (unsigned long)signal->value);
+        return;
+    }
+    slot->value = signal->value;
+    slot->offset = signal->offset;
+}
+
+void device_signal(struct sim *sim, uint64_t after_op, const struct core_signal *signal)
+{
+    struct sim_signal *waiting, **end = &sim->signals;
+
+    if (!after_op || (after_op < sim->executed_room && sim->executed[after_op])) {
+        raise_word(sim, signal);
+        return;
+    }
+    if (after_op > sim->launched)
+        sim_fail(sim, "a signal after op %lu, which nobody launched", (unsigned long)after_op);
+    waiting = calloc(1, sizeof(*waiting));
+    waiting->after_op = after_op;
+    waiting->signal = *signal;
+    while (*end)
+        end = &(*end)->next;
+    *end = waiting;
+}
+
+static void raise_after(struct sim *sim, uint64_t op)
+{
+    struct sim_signal **at = &sim->signals;
+
+    while (*at) {
+        struct sim_signal *signal = *at;
+
+        if (signal->after_op != op) {
+            at = &signal->next;
+            continue;
+        }
+        *at = signal->next;
+        raise_word(sim, &signal->signal);
+        free(signal);
+    }
+}
+
+/* ---- streams ---------------------------------------------------------------------------------- */
+
+bool device_can_run(const struct sim *sim, uint32_t stream)
+{
+    const struct sim_op *op = sim->streams[stream].head;
+
+    if (!op)
+        return false;
+    if (op->op.wait_op && !sim->executed[op->op.wait_op])
+        return false;
+    for (uint32_t i = 0; i < op->op.wait_count; i++) {
+        const struct core_token *wait = &op->op.waits[i];
+
+        if (sim->clients[wait->rank].timelines[wait->index] < wait->value)
+            return false;
+    }
+    return true;
+}
+
+void device_run(struct sim *sim, uint32_t stream)
+{
+    struct sim_op *op = sim->streams[stream].head;
+
+    sim->streams[stream].head = op->next;
+    if (!op->next)
+        sim->streams[stream].end = &sim->streams[stream].head;
+    op->next = NULL;
+    op->started_ns = sim->now_ns;
+    trace_run(sim, "run op", op->op.id);
+    kernel_run(sim, &op->op);
+    sim->now_ns += 1000;
+    op->done_ns = sim->now_ns;
+    sim->executed[op->op.id] = true;
+    for (uint32_t i = 0; i < op->op.signal_count; i++)
+        raise_word(sim, &op->op.signals[i]);
+    raise_after(sim, op->op.id);
+    *sim->done_end = op;
+    sim->done_end = &op->next;
+}
+
+void device_report(struct sim *sim)
+{
+    struct sim_op *op = sim->done;
+    const struct core_event event = {.kind = CORE_EV_OP_DONE, .op = op->op.id,
+                                     .started_ns = op->started_ns, .done_ns = op->done_ns};
+
+    sim->done = op->next;
+    if (!op->next)
+        sim->done_end = &sim->done;
+    op_free(op);
+    sim_post_event(sim, &event);
+}
+
+/* What is queued will never run: the job broke, or the run is over. Completions that the core still
+ * waits for are told first (as failed works are). */
+void device_reset(struct sim *sim)
+{
+    for (uint32_t s = 0; s < SIM_STREAMS; s++) {
+        while (sim->streams[s].head) {
+            struct sim_op *op = sim->streams[s].head;
+
+            sim->streams[s].head = op->next;
+            sim->executed[op->op.id] = true;
+            op->next = NULL;
+            *sim->done_end = op;
+            sim->done_end = &op->next;
+        }
+        sim->streams[s].end = &sim->streams[s].head;
+    }
+    while (sim->signals) {
+        struct sim_signal *next = sim->signals->next;
+
+        free(sim->signals);
+        sim->signals = next;
+    }
+}
+
+void device_free(struct sim *sim)
+{
+    device_reset(sim);
+    while (sim->done) {
+        struct sim_op *next = sim->done->next;
+
+        op_free(sim->done);
+        sim->done = next;
+    }
+}

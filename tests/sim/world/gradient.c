@@ -1,0 +1,230 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A client's gradients: where a piece may be written and when, and how contributions are counted.
+ * Written from the rules, apart from client/lib.
+ */
+#include <string.h>
+
+#include "tests/sim/world/internal.h"
+
+bool gradient_in_ring(const struct sim *sim)
+{
+    const struct wire_seal *seal = core_options(sim->core);
+
+    return seal->stage >= 2 && seal->accumulate == GW_ACCUMULATE_SHARD;
+}
+
+static const struct gw_layout_piece *piece_of(const struct sim *sim, uint32_t param,
+                                              uint32_t piece)
+{
+    const struct layout *layout = core_layout(sim->core);
+
+    return &layout_pieces(layout)[layout_params(layout)[param].first_piece + piece];
+}
+
+static bool consumed(const struct sim *sim, const struct sim_client *client, uint32_t bucket,
+                     uint64_t count)
+{
+    return sim->plan->drop_client & SIM_DROP_BUFFER_CONSUMED ||
+           sim->boards[client->rank].buckets[bucket].value >= count;
+}
+
+static uint32_t free_slot(const struct sim *sim, const struct sim_client *client)
+{
+    for (uint32_t i = 0; i < client->slot_count; i++) {
+        const struct sim_ring_slot *slot = &client->slots[i];
+
+        if (!slot->taken && (!slot->count || consumed(sim, client, slot->bucket, slot->count)))
+            return i;
+    }
+    return GW_NO_SLOT;
+}
+
+bool gradient_can_act(struct sim *sim, struct sim_client *client, const struct sim_action *action)
+{
+    uint32_t bucket = piece_of(sim, action->a, action->b)->bucket;
+
+    /* A RUNNING sum is the caller's: its own threads do not write one piece at once. */
+    for (uint32_t i = 0; i < client->write_count && sim->plan->running; i++) {
+        if (client->writes[i].param == action->a && client->writes[i].piece == action->b)
+            return false;
+    }
+    if (!gradient_in_ring(sim))
+        return consumed(sim, client, bucket, client->buckets[bucket].closed);
+    if (client->buckets[bucket].slot != GW_NO_SLOT || !client->asked_slot)
+        return true;
+    /* A caller that gave up waiting for the answer looks by itself. */
+    return sim->plan->impatient && free_slot(sim, client) != GW_NO_SLOT;
+}
+
+static float *place(struct sim *sim, const struct sim_client *client,
+                    const struct gw_layout_piece *piece)
+{
+    const struct gw_layout_page *page = layout_page(core_layout(sim->core));
+    uint32_t slot = client->buckets[piece->bucket].slot;
+    struct core_ref ref = {GW_ARENA_GRADS, (int16_t)client->rank, 0, 0};
+    uint64_t at = piece->bucket_offset;
+
+    if (!gradient_in_ring(sim)) {
+        at += layout_buckets(core_layout(sim->core))[piece->bucket].offset;
+    } else if (slot < core_options(sim->core)->ring_slots) {
+        ref.kind = GW_ARENA_RING;
+        at += slot * page->max_bucket_numel;
+    } else {
+        ref.kind = GW_ARENA_OVERFLOW;
+        ref.index = slot - core_options(sim->core)->ring_slots;
+    }
+    ref.offset_bytes = at * sizeof(float);
+    return memory_at(sim, &ref, piece->numel);
+}
+
+/* The client's memory of a piece gets this micro-step's gradient; RUNNING: added in place. */
+static void write_piece(struct sim *sim, const struct sim_client *client,
+                        const struct sim_write *write)
+{
+    const struct gw_layout_piece *piece = piece_of(sim, write->param, write->piece);
+    bool add = false;
+
+    for (uint32_t m = 0; m < write->micro && sim->plan->running; m++)
+        add |= plan_uses(sim->plan, client->rank, write->step, m, write->param);
+    for (uint64_t i = 0; i < piece->numel; i++) {
+        float value = plan_gradient(sim->plan, client->rank, write->step, write->micro,
+                                    write->param, piece->param_offset + i);
+
+        write->to[i] = add ? write->to[i] + value : value;
+    }
+}
+
+void gradient_write(struct sim *sim, struct sim_client *client)
+{
+    uint32_t at = sim_draw(sim, client->write_count);
+    struct sim_write write = client->writes[at];
+
+    client->writes[at] = client->writes[--client->write_count];
+    write_piece(sim, client, &write);
+    client->timelines[write.timeline] = write.value;
+}
+
+/* A timeline on which no write is outstanding; SIM_TIMELINES: none. */
+static uint32_t idle_timeline(const struct sim_client *client)
+{
+    for (uint32_t t = 0; t < SIM_TIMELINES; t++) {
+        if (client->timelines[t] == client->promised[t])
+            return t;
+    }
+    return SIM_TIMELINES;
+}
+
+static void close_contribution(struct sim_client *client, uint32_t bucket)
+{
+    struct sim_bucket *mine = &client->buckets[bucket];
+
+    mine->closed++;
+    mine->open = false;
+    if (mine->slot == GW_NO_SLOT)
+        return;
+    client->slots[mine->slot].taken = false;
+    client->slots[mine->slot].count = mine->closed;
+    mine->slot = GW_NO_SLOT;
+}
+
+static void take_slot(struct sim_client *client, uint32_t bucket, uint32_t slot)
+{
+    client->slots[slot] = (struct sim_ring_slot){true, bucket, 0};
+    client->buckets[bucket].slot = slot;
+}
+
+void gradient_granted(struct sim *sim, struct sim_client *client, uint32_t slot)
+{
+    const struct sim_bucket *mine = &client->buckets[client->slot_bucket];
+
+    if (slot != client->slot_count)
+        sim_fail(sim, "rank %u: overflow slot %u granted out of turn", client->rank, slot);
+    sim->result->overflow_slots++;
+    client->slot_count = slot + 1;
+    if (mine->open && mine->slot == GW_NO_SLOT)
+        take_slot(client, client->slot_bucket, slot);
+}
+
+static void declare(struct sim *sim, struct sim_client *client, const struct sim_action *action,
+                    uint32_t slot, uint32_t timeline)
+{
+    bool final = plan_final(sim->plan, client->rank, client->step, client->micro, action->a);
+    struct sim_posted *posted = client_post(client, WIRE_READY, 0);
+    struct wire_ready_entry *entry = &posted->entry;
+
+    entry->param = action->a;
+    entry->piece = action->b;
+    entry->slot = slot;
+    entry->flags = (final ? GW_GRAD_FINAL : GW_GRAD_ACCUMULATE) |
+                   (sim->plan->running ? GW_GRAD_RUNNING : 0u);
+    if (timeline < SIM_TIMELINES) {
+        entry->tokens = 1;
+        entry->timeline[0] = timeline;
+        entry->value[0] = client->promised[timeline];
+    }
+}
+
+void gradient_act(struct sim *sim, struct sim_client *client, const struct sim_action *action)
+{
+    const struct gw_layout_piece *piece = piece_of(sim, action->a, action->b);
+    struct sim_bucket *mine = &client->buckets[piece->bucket];
+    struct sim_write write = {action->a, action->b, client->micro, client->step, SIM_TIMELINES, 0,
+                              NULL};
+    uint32_t slot = free_slot(sim, client);
+
+    if (gradient_in_ring(sim) && mine->slot == GW_NO_SLOT) {
+        if (slot == GW_NO_SLOT) {
+            if (client->asked_slot)
+                return;
+            client->slot_request = ++client->request;
+            client->slot_bucket = piece->bucket;
+            client_post(client, WIRE_ACQUIRE, client->slot_request)->msg.u.acquire.bucket =
+                piece->bucket;
+            client->asked_slot = true;
+            return;
+        }
+        take_slot(client, piece->bucket, slot);
+    }
+    slot = mine->slot;
+    write.to = place(sim, client, piece);
+    if (!write.to)
+        return;
+    if (sim_draw(sim, 1000) < sim->plan->token)
+        write.timeline = idle_timeline(client);
+    if (write.timeline < SIM_TIMELINES) {
+        write.value = ++client->promised[write.timeline];
+        client->writes[client->write_count++] = write;
+    } else {
+        write_piece(sim, client, &write);
+    }
+    declare(sim, client, action, slot, write.timeline);
+    mine->declared++;
+    mine->final += plan_final(sim->plan, client->rank, client->step, client->micro, action->a);
+    if (--mine->outstanding == 0)
+        close_contribution(client, piece->bucket);
+    client->at++;
+}
+
+void gradient_open_micro(struct sim *sim, struct sim_client *client, bool step_begins)
+{
+    for (uint32_t b = 0; b < layout_page(core_layout(sim->core))->buckets; b++) {
+        struct sim_bucket *mine = &client->buckets[b];
+
+        if (step_begins)
+            mine->final = 0;
+        mine->declared = 0;
+        mine->slot = GW_NO_SLOT;
+        mine->outstanding = layout_buckets(core_layout(sim->core))[b].pieces - mine->final;
+        mine->open = mine->outstanding > 0;
+    }
+}
+
+void gradient_close_micro(struct sim *sim, struct sim_client *client, bool step_ends)
+{
+    for (uint32_t b = 0; b < layout_page(core_layout(sim->core))->buckets; b++) {
+        if (client->buckets[b].open)
+            close_contribution(client, b);
+    }
+    gradient_open_micro(sim, client, step_ends);
+}

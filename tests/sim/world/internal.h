@@ -1,0 +1,240 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the parts of the simulator share: memory, boards, device, clients and the draw. One thread.
+ */
+#ifndef GW_SIM_INTERNAL_H
+#define GW_SIM_INTERNAL_H
+
+#include "tests/sim/world/reference.h"
+#include "tests/sim/world/sim.h"
+
+#define SIM_STREAMS (CORE_STREAM_GATHER + SIM_RANKS_MAX)
+#define SIM_TIMELINES 4u
+#define SIM_ANSWERS_MAX 16u
+#define SIM_SLOTS_MAX (GW_RING_SLOTS_MAX + GW_OVERFLOW_MAX)
+
+/* ---- memory.c -------------------------------------------------------------------------------- */
+
+struct sim_arena {
+    struct sim_arena *next;
+    enum gw_arena_kind kind;
+    int rank;
+    uint32_t index;
+    uint64_t bytes;
+    float *data;
+};
+
+/* ---- device.c -------------------------------------------------------------------------------- */
+
+struct sim_op {
+    struct sim_op *next;
+    struct core_op op; /* arrays copied */
+    uint64_t started_ns, done_ns;
+};
+
+struct sim_stream {
+    struct sim_op *head, **end;
+};
+
+struct sim_signal { /* waits for an op */
+    struct sim_signal *next;
+    uint64_t after_op;
+    struct core_signal signal;
+};
+
+struct sim_slot {
+    uint64_t value, offset;
+};
+
+/* What the engine writes and one rank reads. */
+struct sim_board {
+    struct sim_slot *buckets, *units;
+    struct sim_slot step, update;
+    struct sim_slot ops[GW_OPS_IN_FLIGHT];
+    struct gw_shm_verdict verdict;
+    uint8_t *used;
+};
+
+/* ---- client.c -------------------------------------------------------------------------------- */
+
+enum sim_action_kind {
+    ACT_JOIN,
+    ACT_WAIT_READY,
+    ACT_REGISTER,
+    ACT_SEAL,
+    ACT_PARAM_IO,   /* a: param */
+    ACT_BARRIER,
+    ACT_BARRIER_WAIT,
+    ACT_MEASURE,
+    ACT_REPLY,      /* waits for the reply of the request before */
+    ACT_FETCH,      /* a: unit */
+    ACT_USE,        /* a: unit; reads it */
+    ACT_RELEASE,    /* a: unit; reads it once more */
+    ACT_GRAD,       /* a: param, b: piece */
+    ACT_MICRO_END,
+    ACT_STEP_END,
+    ACT_VERDICT,
+    ACT_UPDATE_BEGIN,
+    ACT_UPDATE_WAIT,
+    ACT_WRITE,      /* a: bucket */
+    ACT_COMMIT,
+};
+
+struct sim_action {
+    enum sim_action_kind kind;
+    uint32_t a, b;
+};
+
+struct sim_posted { /* a message on its way to the core */
+    struct sim_posted *next;
+    enum core_event_kind kind;
+    struct wire_msg msg;
+    struct wire_ready_entry entry;
+};
+
+struct sim_write { /* a declared gradient that is still to be written, by another thread */
+    uint32_t param, piece, micro, step, timeline;
+    uint64_t value;
+    float *to;
+};
+
+struct sim_ring_slot {
+    bool taken;
+    uint32_t bucket;
+    uint64_t count; /* free once the bucket's word is there */
+};
+
+struct sim_bucket { /* a client's own account */
+    uint64_t closed;      /* contributions it has made */
+    bool open;            /* one is due in this micro-step */
+    uint32_t slot;        /* of the open contribution; GW_NO_SLOT */
+    uint32_t declared;    /* pieces in this micro-step */
+    uint32_t outstanding; /* pieces still expected in it */
+    uint32_t final;       /* pieces that are final in this step */
+};
+
+struct sim_client {
+    uint32_t rank;
+    bool gone, finished;
+    bool in_update, wrote; /* as the core has heard; as is */
+    uint32_t commits;      /* that the core has heard of */
+    uint64_t wakes_ns;     /* from its sleep; 0: has not slept */
+    struct sim_action *actions;
+    uint32_t action_count, action_room, at;
+    uint32_t step, micro; /* of the next action */
+    bool set_up; /* the actions are still those of set-up */
+
+    struct sim_posted *out, **out_end;
+    uint32_t request;   /* number of the last one */
+    uint32_t awaited;   /* whose reply ACT_REPLY waits for; 0: it has come */
+    struct wire_msg reply;
+    bool asked_slot;    /* an ACQUIRE is under way */
+    uint32_t slot_request, slot_bucket;
+
+    struct sim_bucket *buckets;
+    uint64_t *fetches; /* by unit */
+    struct sim_ring_slot slots[SIM_SLOTS_MAX];
+    uint32_t slot_count;
+    uint64_t timelines[SIM_TIMELINES];
+    uint64_t promised[SIM_TIMELINES];
+    struct sim_write writes[SIM_TIMELINES];
+    uint32_t write_count;
+    uint64_t ops; /* collective ops submitted */
+};
+
+struct sim {
+    const struct sim_plan *plan;
+    struct sim_result *result;
+    struct core *core;
+    struct reference *reference;
+    uint64_t now_ns, random;
+    bool failed; /* result->error is set */
+    bool broken; /* CORE_EFF_FAIL */
+    bool rejoined;
+    uint32_t version; /* rejoin: updates that all owners have committed */
+    bool handling; /* inside core_handle and its effects */
+    struct core_event answers[SIM_ANSWERS_MAX];
+    uint32_t answer_count, answer_taken;
+    struct sim_arena *arenas;
+    struct sim_stream streams[SIM_STREAMS];
+    struct sim_op *done, **done_end; /* executed, the core has not heard yet */
+    struct sim_signal *signals;
+    uint64_t launched;
+    bool *executed; /* by op id */
+    uint64_t executed_room;
+    double *partials;     /* by bucket: squares of what was reduced last */
+    uint64_t *nonfinite;
+    struct sim_board boards[SIM_RANKS_MAX];
+    struct sim_client clients[SIM_RANKS_MAX];
+};
+
+/* sim.c */
+void sim_fail(struct sim *sim, const char *format, ...) __attribute__((format(printf, 2, 3)));
+uint32_t sim_draw(struct sim *sim, uint32_t below);
+void sim_post_event(struct sim *sim, const struct core_event *event);
+
+/* memory.c */
+int memory_add(struct sim *sim, enum gw_arena_kind kind, int rank, uint32_t index, uint64_t bytes);
+void memory_build(struct sim *sim);
+void memory_free(struct sim *sim);
+/* NULL with sim_fail: no such place. kind NONE gives NULL without failing. */
+float *memory_at(struct sim *sim, const struct core_ref *ref, uint64_t numel);
+void memory_param_io(struct sim *sim, const struct core_effect *effect);
+
+/* device.c */
+void device_launch(struct sim *sim, const struct core_op *op);
+void device_signal(struct sim *sim, uint64_t after_op, const struct core_signal *signal);
+bool device_can_run(const struct sim *sim, uint32_t stream);
+void device_run(struct sim *sim, uint32_t stream);
+void device_report(struct sim *sim); /* tells the core of the oldest done op */
+void device_reset(struct sim *sim);
+void device_free(struct sim *sim);
+
+/* kernels.c: what ops do to memory */
+void kernel_run(struct sim *sim, const struct core_op *op);
+/* Squares and non-finite count of a bucket; fixed order. */
+double kernel_squares(const float *values, uint64_t numel, uint64_t *ret_nonfinite);
+
+/* trace.c */
+void trace_event(const struct sim *sim, const struct core_event *event);
+void trace_effect(const struct sim *sim, const struct core_effect *effect);
+void trace_run(const struct sim *sim, const char *what, uint64_t op);
+
+/* client.c */
+void client_start(struct sim *sim, struct sim_client *client, uint32_t rank);
+bool client_can_act(struct sim *sim, struct sim_client *client);
+void client_act(struct sim *sim, struct sim_client *client);
+void client_deliver(struct sim *sim, struct sim_client *client); /* oldest message to the core */
+void client_reply(struct sim *sim, const struct core_effect *effect);
+void client_free(struct sim_client *client);
+/* A message for the core, in the client's queue; to be filled in. */
+struct sim_posted *client_post(struct sim_client *client, uint16_t type, uint32_t request);
+void client_describe(const struct sim_client *client, char *text, size_t bytes);
+
+/* script.c: actions of set-up and of one step */
+void script_set_up(struct sim *sim, struct sim_client *client);
+void script_step(struct sim *sim, struct sim_client *client, uint32_t step);
+
+/* gradient.c: acquire, write, declare; contributions as a client counts them */
+bool gradient_can_act(struct sim *sim, struct sim_client *client, const struct sim_action *action);
+void gradient_act(struct sim *sim, struct sim_client *client, const struct sim_action *action);
+/* An overflow slot: for the bucket that asked, if that still fills its contribution. */
+void gradient_granted(struct sim *sim, struct sim_client *client, uint32_t slot);
+/* One of the promised writes happens. */
+void gradient_write(struct sim *sim, struct sim_client *client);
+void gradient_open_micro(struct sim *sim, struct sim_client *client, bool step_begins);
+void gradient_close_micro(struct sim *sim, struct sim_client *client, bool step_ends);
+bool gradient_in_ring(const struct sim *sim);
+
+/* check.c: what a client may read, against the reference */
+void check_unit(struct sim *sim, struct sim_client *client, uint32_t unit, const char *when);
+void check_verdict(struct sim *sim, struct sim_client *client);
+void check_shard(struct sim *sim, struct sim_client *client, const char *when);
+void check_final(struct sim *sim);
+/* The rank's span of a bucket: its parameters and its reduced gradient. */
+float *span_params(struct sim *sim, uint32_t rank, uint32_t bucket);
+const float *span_grads(struct sim *sim, uint32_t rank, uint32_t bucket);
+/* Reference at a flat position (padding: 0). */
+float flat_value(const struct sim *sim, const float *by_param, uint32_t bucket, uint64_t offset);
+
+#endif

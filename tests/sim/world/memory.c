@@ -1,0 +1,128 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The job's memory: plain arrays by (kind, rank, index), sized as the core says. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/sim/world/internal.h"
+
+static struct sim_arena *find(const struct sim *sim, uint32_t kind, int rank, uint32_t index)
+{
+    for (struct sim_arena *arena = sim->arenas; arena; arena = arena->next) {
+        if (arena->kind == kind && arena->rank == rank && arena->index == index)
+            return arena;
+    }
+    return NULL;
+}
+
+int memory_add(struct sim *sim, enum gw_arena_kind kind, int rank, uint32_t index, uint64_t bytes)
+{
+    struct sim_arena *arena = calloc(1, sizeof(*arena));
+
+    if (!arena)
+        return GW_E_NOMEM;
+    *arena = (struct sim_arena){sim->arenas, kind, rank, index, bytes, calloc(1, bytes)};
+    if (!arena->data) {
+        free(arena);
+        return GW_E_NOMEM;
+    }
+    sim->arenas = arena;
+    return 0;
+}
+
+/* As CORE_EFF_BUILD asks: what is there with the right size stays; scratch is zeroed. */
+static void build_one(struct sim *sim, enum gw_arena_kind kind, int rank)
+{
+    uint64_t bytes = core_arena_bytes(sim->core, kind, rank);
+    struct sim_arena *arena = find(sim, kind, rank, 0);
+
+    if (!bytes)
+        return;
+    if (!arena) {
+        memory_add(sim, kind, rank, 0, bytes);
+        return;
+    }
+    if (arena->bytes != bytes) {
+        sim_fail(sim, "arena %d of rank %d: %lu bytes before, %lu now", (int)kind, rank,
+                 (unsigned long)arena->bytes, (unsigned long)bytes);
+        return;
+    }
+    if (kind == GW_ARENA_GRADS || kind == GW_ARENA_ACC || kind == GW_ARENA_RING ||
+        kind == GW_ARENA_POOL)
+        memset(arena->data, 0, bytes);
+}
+
+void memory_build(struct sim *sim)
+{
+    for (int rank = -1; rank < (int)sim->plan->world; rank++) {
+        for (uint32_t kind = GW_ARENA_PARAMS; kind < GW_ARENA_KINDS; kind++) {
+            if (kind != GW_ARENA_OVERFLOW && kind != GW_ARENA_ARRAY && kind != GW_ARENA_BUFFER &&
+                kind != GW_ARENA_STAGING)
+                build_one(sim, (enum gw_arena_kind)kind, rank);
+        }
+        if (rank >= 0 && !find(sim, GW_ARENA_STAGING, rank, 0))
+            memory_add(sim, GW_ARENA_STAGING, rank, 0, GW_STAGING_BYTES);
+    }
+}
+
+void memory_free(struct sim *sim)
+{
+    while (sim->arenas) {
+        struct sim_arena *next = sim->arenas->next;
+
+        free(sim->arenas->data);
+        free(sim->arenas);
+        sim->arenas = next;
+    }
+}
+
+float *memory_at(struct sim *sim, const struct core_ref *ref, uint64_t numel)
+{
+    const struct sim_arena *arena;
+
+    if (ref->kind == GW_ARENA_NONE)
+        return NULL;
+    arena = find(sim, ref->kind, ref->rank, ref->index);
+    if (!arena || ref->offset_bytes % sizeof(float) || ref->offset_bytes > arena->bytes ||
+        numel * sizeof(float) > arena->bytes - ref->offset_bytes) {
+        sim_fail(sim, "no memory: kind %u rank %d index %u offset %lu numel %lu (arena: %lu bytes)",
+                 ref->kind, ref->rank, ref->index, (unsigned long)ref->offset_bytes,
+                 (unsigned long)numel, arena ? (unsigned long)arena->bytes : 0ul);
+        return NULL;
+    }
+    return arena->data + ref->offset_bytes / sizeof(float);
+}
+
+/* Between a rank's staging and the parameters: one replica, the owner's shard, or all replicas. */
+void memory_param_io(struct sim *sim, const struct core_effect *effect)
+{
+    const struct core_ref staging_ref = {GW_ARENA_STAGING, (int16_t)effect->rank, 0, 0};
+    float *staging = memory_at(sim, &staging_ref, effect->io.count);
+    uint32_t replicas = effect->io.write && sim->plan->seal.stage < 3 ? sim->plan->world : 1;
+
+    for (uint32_t replica = 0; replica < replicas; replica++) {
+        uint64_t done = 0;
+
+        while (done < effect->io.count && !sim->failed) {
+            uint32_t rank = replicas > 1 ? replica : effect->rank, owner = 0;
+            uint64_t count = 0;
+            struct core_ref ref = core_param_ref(sim->core, effect->io.param,
+                                                 effect->io.offset + done, &owner, &count);
+            float *at;
+
+            if (count > effect->io.count - done)
+                count = effect->io.count - done;
+            if (sim->plan->seal.stage < 3)
+                ref.rank = (int16_t)rank;
+            at = memory_at(sim, &ref, count);
+            if (!at || !count) {
+                sim_fail(sim, "param_io: nowhere");
+                return;
+            }
+            if (effect->io.write)
+                memcpy(at, staging + done, count * sizeof(float));
+            else
+                memcpy(staging + done, at, count * sizeof(float));
+            done += count;
+        }
+    }
+}

@@ -1,0 +1,402 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The draw: of all things that could happen next, one is chosen by weight from the plan's seed, and
+ * the clock moves. When nothing can happen, time jumps to the core's deadline.
+ */
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/sim/world/internal.h"
+
+#define DRAWS_MAX 3000000u
+#define JUMPS_MAX 64u
+
+void sim_fail(struct sim *sim, const char *format, ...)
+{
+    va_list arguments;
+
+    if (sim->failed)
+        return;
+    sim->failed = true;
+    va_start(arguments, format);
+    vsnprintf(sim->result->error, sizeof(sim->result->error), format, arguments);
+    va_end(arguments);
+}
+
+uint32_t sim_draw(struct sim *sim, uint32_t below)
+{
+    sim->random = sim_hash(sim->random, 1, 2, 3, 4);
+    return below ? (uint32_t)(sim->random >> 16) % below : 0;
+}
+
+/* ---- effects ---------------------------------------------------------------------------------- */
+
+static void new_boards(struct sim *sim)
+{
+    const struct gw_layout_page *page = layout_page(core_layout(sim->core));
+
+    for (uint32_t r = 0; r < sim->plan->world; r++) {
+        struct sim_board *board = &sim->boards[r];
+
+        free(board->buckets);
+        free(board->units);
+        free(board->used);
+        board->buckets = calloc(page->buckets + 1, sizeof(*board->buckets));
+        board->units = calloc(page->units + 1, sizeof(*board->units));
+        board->used = calloc(page->params / 8 + 1, 1);
+        board->step.value = board->update.value = core_steps(sim->core);
+        memset(&board->verdict, 0, sizeof(board->verdict));
+    }
+    if (!sim->partials) {
+        sim->partials = calloc(page->buckets + 1, sizeof(*sim->partials));
+        sim->nonfinite = calloc(page->buckets + 1, sizeof(*sim->nonfinite));
+    }
+}
+
+static void build(struct sim *sim)
+{
+    const struct core_event event = {.kind = CORE_EV_BUILT};
+
+    memory_build(sim);
+    new_boards(sim);
+    sim_post_event(sim, &event);
+}
+
+static void overflow(struct sim *sim, const struct core_effect *effect)
+{
+    uint64_t bytes = layout_page(core_layout(sim->core))->max_bucket_numel * sizeof(float);
+    struct core_event event = {.kind = CORE_EV_OVERFLOW, .rank = effect->rank,
+                               .index = effect->index};
+
+    event.code = memory_add(sim, GW_ARENA_OVERFLOW, (int)effect->rank, effect->index, bytes);
+    sim_post_event(sim, &event);
+}
+
+static void report(struct sim *sim, const char *text)
+{
+    struct sim_result *result = sim->result;
+
+    if (!text[0] || result->report_count == SIM_REPORTS_MAX)
+        return;
+    result->reports[result->report_count].now_ns = sim->now_ns;
+    snprintf(result->reports[result->report_count++].text, GW_TEXT_MAX + 1, "%s", text);
+}
+
+static void fail(struct sim *sim, const struct core_effect *effect)
+{
+    struct sim_result *result = sim->result;
+
+    sim->broken = true;
+    result->fail_code = effect->code;
+    result->fail_rank = effect->rank;
+    result->fail_ns = sim->now_ns;
+    snprintf(result->fail_text, sizeof(result->fail_text), "%s", effect->text);
+}
+
+static void take_effect(struct sim *sim, const struct core_effect *effect)
+{
+    trace_effect(sim, effect);
+    switch (effect->kind) {
+    case CORE_EFF_REPLY: client_reply(sim, effect); break;
+    case CORE_EFF_LAUNCH: device_launch(sim, &effect->op); break;
+    case CORE_EFF_SIGNAL: device_signal(sim, effect->after_op, &effect->signal); break;
+    case CORE_EFF_BUILD: build(sim); break;
+    case CORE_EFF_OVERFLOW: overflow(sim, effect); break;
+    case CORE_EFF_FAIL: fail(sim, effect); break;
+    case CORE_EFF_DROP:
+        /* A rank that joins again takes its old client's place. */
+        if (!sim->rejoined)
+            sim_fail(sim, "client %u dropped: %s", effect->rank, effect->text);
+        break;
+    case CORE_EFF_PARAM_IO:
+        memory_param_io(sim, effect);
+        client_reply(sim, effect);
+        break;
+    case CORE_EFF_REPORT: report(sim, effect->text); break;
+    case CORE_EFF_END: sim->result->ended = true; break;
+    }
+}
+
+/* Effects are taken to the end before the next event is handed in. An answer that an effect gives
+ * at once (BUILT, OVERFLOW) waits its turn. */
+void sim_post_event(struct sim *sim, const struct core_event *event)
+{
+    struct core_effect *effect;
+    int r;
+
+    if (sim->handling) {
+        sim->answers[sim->answer_count++ % SIM_ANSWERS_MAX] = *event;
+        return;
+    }
+    effect = calloc(1, sizeof(*effect));
+    sim->handling = true;
+    trace_event(sim, event);
+    r = core_handle(sim->core, sim->now_ns, event);
+    if (r < 0)
+        sim_fail(sim, "core_handle: %d", r);
+    while (core_next_effect(sim->core, effect))
+        take_effect(sim, effect);
+    sim->handling = false;
+    free(effect);
+    while (sim->answer_taken < sim->answer_count && !sim->handling) {
+        struct core_event answer = sim->answers[sim->answer_taken++ % SIM_ANSWERS_MAX];
+
+        sim_post_event(sim, &answer);
+    }
+}
+
+/* ---- the draw --------------------------------------------------------------------------------- */
+
+enum what { WHAT_CLIENT, WHAT_WIRE, WHAT_STREAM, WHAT_REPORT };
+
+struct choice {
+    enum what what;
+    uint32_t which, weight;
+};
+
+static uint32_t weight(uint32_t speed)
+{
+    return speed ? speed : 10;
+}
+
+static uint32_t stream_speed(const struct sim_plan *plan, uint32_t stream)
+{
+    if (stream == CORE_STREAM_REDUCE)
+        return weight(plan->reduce_speed);
+    return weight(stream == CORE_STREAM_CONTROL ? plan->control_speed : plan->gather_speed);
+}
+
+static uint32_t list_choices(struct sim *sim, struct choice *choices)
+{
+    const struct sim_plan *plan = sim->plan;
+    uint32_t count = 0;
+
+    for (uint32_t r = 0; r < plan->world; r++) {
+        if (client_can_act(sim, &sim->clients[r]))
+            choices[count++] = (struct choice){WHAT_CLIENT, r, weight(plan->client_speed[r])};
+        if (sim->clients[r].out && !sim->clients[r].gone && !sim->broken)
+            choices[count++] = (struct choice){WHAT_WIRE, r, weight(plan->wire_speed[r])};
+    }
+    for (uint32_t s = 0; s < CORE_STREAM_GATHER + plan->world; s++) {
+        if (device_can_run(sim, s))
+            choices[count++] = (struct choice){WHAT_STREAM, s, stream_speed(plan, s)};
+    }
+    if (sim->done)
+        choices[count++] = (struct choice){WHAT_REPORT, 0, weight(plan->done_speed)};
+    return count;
+}
+
+static bool draw(struct sim *sim)
+{
+    struct choice choices[SIM_RANKS_MAX * 2 + SIM_STREAMS + 1];
+    uint32_t count = list_choices(sim, choices), total = 0, at = 0, drawn;
+
+    if (!count)
+        return false;
+    for (uint32_t i = 0; i < count; i++)
+        total += choices[i].weight;
+    drawn = sim_draw(sim, total);
+    while (drawn >= choices[at].weight)
+        drawn -= choices[at++].weight;
+    sim->now_ns += sim_draw(sim, 2000);
+    sim->result->draws++;
+    switch (choices[at].what) {
+    case WHAT_CLIENT: client_act(sim, &sim->clients[choices[at].which]); break;
+    case WHAT_WIRE: client_deliver(sim, &sim->clients[choices[at].which]); break;
+    case WHAT_STREAM: device_run(sim, choices[at].which); break;
+    case WHAT_REPORT: device_report(sim); break;
+    }
+    return true;
+}
+
+static bool all_finished(const struct sim *sim)
+{
+    for (uint32_t r = 0; r < sim->plan->world; r++) {
+        if (!sim->clients[r].finished)
+            return false;
+    }
+    return true;
+}
+
+/* Nothing can happen: the next deadline, or the end. False: the run is over. */
+static bool jump(struct sim *sim, uint32_t *jumps)
+{
+    const struct core_event tick = {.kind = CORE_EV_TICK};
+    uint64_t deadline = core_deadline_ns(sim->core);
+
+    for (uint32_t r = 0; r < sim->plan->world; r++) {
+        uint64_t wakes_ns = sim->clients[r].wakes_ns;
+
+        if (wakes_ns > sim->now_ns && wakes_ns < deadline) {
+            sim->now_ns = wakes_ns;
+            return true;
+        }
+    }
+    if (all_finished(sim) || sim->result->ended)
+        return false;
+    if (!sim->result->stop_ns)
+        sim->result->stop_ns = sim->now_ns;
+    if (deadline == UINT64_MAX || (*jumps)++ == JUMPS_MAX)
+        return false;
+    if (deadline > sim->now_ns)
+        sim->now_ns = deadline;
+    sim_post_event(sim, &tick);
+    return true;
+}
+
+/* ---- a run ------------------------------------------------------------------------------------ */
+
+static void start_clients(struct sim *sim)
+{
+    for (uint32_t r = 0; r < sim->plan->world; r++)
+        client_start(sim, &sim->clients[r], r);
+}
+
+static void rejoin(struct sim *sim)
+{
+    device_reset(sim);
+    while (sim->done)
+        device_report(sim);
+    sim->broken = false;
+    sim->rejoined = sim->result->rejoined = true;
+    for (uint32_t r = 0; r < sim->plan->world; r++)
+        memset(sim->boards[r].ops, 0, sizeof(sim->boards[r].ops));
+    start_clients(sim);
+}
+
+static void say_stuck(struct sim *sim)
+{
+    char line[128], text[900] = "";
+
+    for (uint32_t r = 0; r < sim->plan->world; r++) {
+        client_describe(&sim->clients[r], line, sizeof(line));
+        snprintf(text + strlen(text), sizeof(text) - strlen(text), "; %s", line);
+    }
+    sim_fail(sim, "stuck%s", text);
+}
+
+/* At the end everybody leaves; nobody may be missed. */
+static void leave(struct sim *sim)
+{
+    for (uint32_t r = 0; r < sim->plan->world; r++) {
+        struct core_event event = {.kind = CORE_EV_LEAVE, .rank = r};
+
+        sim_post_event(sim, &event);
+    }
+    if (sim->broken)
+        sim_fail(sim, "leaving broke the job: %s", sim->result->fail_text);
+}
+
+static void gather_figures(struct sim *sim)
+{
+    struct wire_msg msg = {0};
+
+    for (uint32_t r = 0; r < sim->plan->world && core_layout(sim->core); r++) {
+        core_stats(sim->core, r, &msg);
+        sim->result->hits += msg.u.stats.prefetch_hits;
+        sim->result->misses += msg.u.stats.prefetch_misses;
+        sim->result->drops += msg.u.stats.prefetch_drops;
+        if (msg.u.stats.gathered_bytes_max > sim->result->gathered_max_bytes)
+            sim->result->gathered_max_bytes = msg.u.stats.gathered_bytes_max;
+    }
+}
+
+static void run(struct sim *sim)
+{
+    uint32_t jumps = 0;
+
+    start_clients(sim);
+    while (!sim->failed && sim->result->draws < DRAWS_MAX) {
+        if (sim->broken && sim->plan->rejoin && !sim->rejoined)
+            rejoin(sim);
+        else if (sim->broken && !sim->plan->wait_for_end)
+            break;
+        if (!draw(sim) && !jump(sim, &jumps))
+            break;
+    }
+    if (sim->result->draws == DRAWS_MAX)
+        sim_fail(sim, "no end after %u draws", DRAWS_MAX);
+    gather_figures(sim);
+    if (sim->failed || sim->broken)
+        return;
+    if (!all_finished(sim)) {
+        say_stuck(sim);
+        return;
+    }
+    check_final(sim);
+    leave(sim);
+}
+
+static void sim_free(struct sim *sim)
+{
+    for (uint32_t r = 0; r < SIM_RANKS_MAX; r++) {
+        client_free(&sim->clients[r]);
+        free(sim->boards[r].buckets);
+        free(sim->boards[r].units);
+        free(sim->boards[r].used);
+    }
+    device_free(sim);
+    memory_free(sim);
+    core_free(sim->core);
+    reference_free(sim->reference);
+    free(sim->executed);
+    free(sim->partials);
+    free(sim->nonfinite);
+    free(sim);
+}
+
+void sim_run(const struct sim_plan *plan, struct sim_result *ret_result)
+{
+    struct sim *sim = calloc(1, sizeof(*sim));
+    struct core_config config = plan->config;
+
+    if (!sim)
+        abort();
+    memset(ret_result, 0, sizeof(*ret_result));
+    sim->plan = plan;
+    sim->result = ret_result;
+    sim->now_ns = 1000000;
+    sim->random = plan->seed;
+    sim->done_end = &sim->done;
+    for (uint32_t s = 0; s < SIM_STREAMS; s++)
+        sim->streams[s].end = &sim->streams[s].head;
+    config.world = plan->world;
+    sim->reference = reference_new(plan);
+    if (core_new(&config, &sim->core) < 0)
+        sim_fail(sim, "core_new");
+    else
+        run(sim);
+    sim_free(sim);
+}
+
+/* ---- plans ------------------------------------------------------------------------------------ */
+
+struct sim_plan sim_plan_default(uint64_t seed, uint32_t stage, uint32_t world,
+                                 const struct layout_param *params, uint32_t param_count)
+{
+    struct sim_plan plan = {.seed = seed, .world = world, .steps = 3, .params = params,
+                            .param_count = param_count, .fetch = true};
+
+    plan.seal.stage = stage;
+    plan.seal.bucket_bytes = 48;
+    plan.seal.shard_align_bytes = 4;
+    plan.seal.micro_steps = 1;
+    plan.infinite_step = plan.micro_short_rank = plan.stop_rank = plan.never_joins = SIM_NEVER;
+    return plan;
+}
+
+void sim_plan_disturb(struct sim_plan *plan, uint64_t seed)
+{
+    static const uint32_t speeds[] = {1, 3, 10, 10, 30, 100};
+    uint32_t *const all[] = {&plan->reduce_speed, &plan->control_speed, &plan->gather_speed,
+                             &plan->done_speed};
+
+    for (uint32_t r = 0; r < SIM_RANKS_MAX; r++) {
+        plan->client_speed[r] = speeds[sim_hash(seed, r, 1, 0, 0) % 6];
+        plan->wire_speed[r] = speeds[sim_hash(seed, r, 2, 0, 0) % 6];
+    }
+    for (uint32_t i = 0; i < 4; i++)
+        *all[i] = speeds[sim_hash(seed, i, 3, 0, 0) % 6];
+}
