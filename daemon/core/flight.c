@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Every op that was launched and is not known to be done: the last of a job's silent waits. A stream
- * may wait for a token that a client never raises, or simply be slow. Pure; the core's thread.
- * Decides nothing.
+ * Every op that was launched and is not known to be done: the last of a job's silent waits. A
+ * stream may wait for a token that a client never raises, or simply be slow. Pure; the core's
+ * thread. Decides nothing.
  */
 #include "daemon/core/core_internal.h"
 

@@ -198,7 +198,8 @@ static void kit_keep_op(const struct core_op *op, struct kit_op *kept)
                (op->kind == CORE_OP_BROADCAST ? 1 : op->world) * sizeof(kept->in[0]));
     if (op->out)
         memcpy(kept->out, op->out, op->world * sizeof(kept->out[0]));
-    memcpy(kept->signals, op->signals, op->signal_count * sizeof(kept->signals[0]));
+    if (op->signals)
+        memcpy(kept->signals, op->signals, op->signal_count * sizeof(kept->signals[0]));
 }
 
 static void kit_drain(void)
