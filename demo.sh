@@ -13,7 +13,7 @@ usage: ./demo.sh [options]
   --ranks N              training processes (4)
   --steps K              optimizer steps of each run (50)
   --text FILE            text to train on (the files of /usr/share/common-licenses)
-  --bucket BYTES         of a gradient bucket (524288)
+  --bucket BYTES         of a gradient bucket (655360)
   --link BYTES_PER_S     simulated link of the paced runs (so that communication takes half of
                          backward)
   --json FILE            write all figures there
@@ -32,7 +32,7 @@ whole() {
         wrong "$1 $2: must be a whole number from $3 to $4"
 }
 
-ranks=4 steps=50 text= bucket=524288 link= json=
+ranks=4 steps=50 text= bucket=655360 link= json=
 while (( $# > 0 )); do
     case $1 in
         --help) usage; exit 0 ;;
@@ -44,7 +44,10 @@ while (( $# > 0 )); do
         --ranks) whole "$1" "$2" 1 64; ranks=$2 ;;
         --steps) whole "$1" "$2" 1 100000; steps=$2 ;;
         --text) text=$(realpath -m -- "$2") ;;
-        --bucket) whole "$1" "$2" 4 1000000000000; bucket=$2 ;;
+        --bucket)
+            whole "$1" "$2" 4 1000000000000
+            (( 10#$2 % 4 == 0 )) || wrong "$1 $2: must be a multiple of 4, the bytes of a value"
+            bucket=$2 ;;
         --link) whole "$1" "$2" 1 1000000000000; link=$2 ;;
         --json) json=$(realpath -m -- "$2") ;;
     esac
@@ -61,7 +64,7 @@ fi
 
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")"
 build=$PWD/build/release
-report=(/usr/bin/python3 -B "$PWD/tests/demo/report.py")
+report=(python3 -B "$PWD/tests/demo/report.py")
 
 # ---- build -----------------------------------------------------------------------------------------
 

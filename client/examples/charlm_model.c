@@ -8,10 +8,12 @@
 
 #include "client/examples/charlm_math.h"
 
-static const char *const unit_names[MODEL_UNITS] = {"embed", "h1", "h2", "h3", "out"};
+static const char *const unit_names[MODEL_UNITS] = {"embed", "h1", "h2", "h3",
+                                                    "h4",    "h5", "h6", "out"};
 static const char *const param_names[MODEL_PARAMS] = {
-    "embed.weight", "h1.weight", "h1.bias",    "h2.weight", "h2.bias",
-    "h3.weight",    "h3.bias",   "out.weight", "out.bias",
+    "embed.weight", "h1.weight", "h1.bias",   "h2.weight",  "h2.bias",
+    "h3.weight",    "h3.bias",   "h4.weight", "h4.bias",    "h5.weight",
+    "h5.bias",      "h6.weight", "h6.bias",   "out.weight", "out.bias",
 };
 
 static void set_param(struct model *model, uint32_t param, size_t rows, size_t cols)

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The model: MODEL_CONTEXT characters -> embedding, put one after the other -> three tanh layers ->
+ * The model: MODEL_CONTEXT characters -> embedding, put one after the other -> six tanh layers ->
  * scores of the next character. Forward and backward layer by layer, so that the caller decides
  * where parameters come from and where gradients go. Owns activations, never parameters or
  * gradients. One thread per model; no I/O.
  *
- * For a batch of samples: model_load; model_embed, model_forward(0..3), model_loss; then for
- * layer 3..0 in any order model_grad_weight, model_grad_bias and model_backward, and after
+ * For a batch of samples: model_load; model_embed, model_forward(0..6), model_loss; then for
+ * layer 6..0 model_grad_weight, model_grad_bias and model_backward, and after
  * model_backward(0) model_grad_embed.
  */
 #ifndef CHARLM_MODEL_H
@@ -20,7 +20,7 @@
 enum {
     MODEL_CONTEXT = 16,
     MODEL_EMBED = 32,
-    MODEL_LAYERS = 4, /* three hidden ones and the output */
+    MODEL_LAYERS = 7, /* six hidden ones and the output */
     MODEL_UNITS = 1 + MODEL_LAYERS,
     MODEL_PARAMS = 1 + 2 * MODEL_LAYERS,
 };

@@ -15,7 +15,7 @@ static const char usage[] =
     "       charlm --model-tsv [options]     print the parameters' names, shapes and units\n"
     "\n"
     "  --steps K            optimizer steps (20)\n"
-    "  --hidden H           width of the hidden layers (768)\n"
+    "  --hidden H           width of the hidden layers (512)\n"
     "  --batch B            samples per rank and micro-step (32)\n"
     "  --micro-steps M      per step (1)\n"
     "  --accumulate local|shard   where micro-steps are added (by stage)\n"
@@ -27,7 +27,7 @@ static const char usage[] =
     "  --socket PATH        of gradwired ($GRADWIRE_SOCKET, /run/gradwire/gradwired.sock)\n"
     "  --overlap on|off     reduce and prefetch while computing (on)\n"
     "  --gather private|mapped   how stage 3 fetches (private)\n"
-    "  --bucket BYTES       of a bucket (524288)\n"
+    "  --bucket BYTES       of a bucket (655360)\n"
     "  --link BYTES_PER_S   simulate a link of that speed per rank (off)\n"
     "  --measure            time each collective alone before the first step\n"
     "  --timeout SECONDS    for joining and for each collective (120)\n"
@@ -164,7 +164,10 @@ static int parse_number(int key, const char *value, struct charlm_options *o)
     case KEY_SEED:
         return parse_u64("--seed", value, 0, UINT64_MAX, &o->seed);
     case KEY_BUCKET:
-        return parse_u64("--bucket", value, 4, (uint64_t)1 << 40, &o->bucket_bytes);
+        r = parse_u64("--bucket", value, 4, (uint64_t)1 << 40, &o->bucket_bytes);
+        if (r == 0 && o->bucket_bytes % 4 != 0)
+            r = wrong("--bucket", value, "must be a multiple of 4, the bytes of a value");
+        return r;
     case KEY_LINK:
         return parse_u64("--link", value, 1, (uint64_t)1 << 50, &o->link_bytes_per_s);
     default:
@@ -223,10 +226,10 @@ int charlm_options_parse(int argc, char **argv, struct charlm_options *ret_optio
         .stage = UINT32_MAX,
         .micro_steps = 1,
         .steps = 20,
-        .hidden = 768,
+        .hidden = 512,
         .batch = 32,
         .seed = 1,
-        .bucket_bytes = 524288,
+        .bucket_bytes = 655360,
         .timeout_ns = 120000000000,
     };
     int key, r;

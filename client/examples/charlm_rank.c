@@ -33,6 +33,8 @@ struct rank_run {
 static int exit_code(int error)
 {
     switch (error) {
+    case GW_E_INVALID: /* of what the command line gave */
+        return EX_USAGE;
     case GW_E_NO_DAEMON:
     case GW_E_DRAINING:
         return EX_UNAVAILABLE;

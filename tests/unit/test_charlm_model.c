@@ -95,15 +95,15 @@ static double sample_loss(const struct fixture *f, const double *params, uint32_
             in[width++] = params[at[c] * MODEL_EMBED + e];
     }
     params += f->text.vocab * MODEL_EMBED;
-    for (int layer = 0; layer < 4; layer++) {
-        size_t outs = layer < 3 ? HIDDEN : f->text.vocab;
+    for (int layer = 0; layer < 7; layer++) {
+        size_t outs = layer < 6 ? HIDDEN : f->text.vocab;
 
         for (size_t o = 0; o < outs; o++) {
             double z = params[width * outs + o];
 
             for (size_t i = 0; i < width; i++)
                 z += in[i] * params[i * outs + o];
-            out[o] = layer < 3 ? tanh(z) : z;
+            out[o] = layer < 6 ? tanh(z) : z;
         }
         params += width * outs + outs;
         width = outs;
