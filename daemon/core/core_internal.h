@@ -81,7 +81,7 @@ struct core_group {
     uint64_t launched; /* ops so far */
 };
 
-/* ---- flight.c: every op that was launched and is not done, of all layers ---------------------- */
+/* ---- flight.c: every op that was launched and is not done, of all layers --------------------- */
 
 struct core_flight {
     uint64_t id, since_ns, step;
@@ -254,7 +254,7 @@ int lane_check(const struct core *core, uint32_t rank, const struct wire_op *op,
 void lane_use_buffers(struct core *core, uint32_t rank, const struct wire_op *op, int change);
 struct lane_buffer *lane_find_buffer(const struct core *core, uint32_t rank, uint32_t id);
 
-/* ---- flight.c --------------------------------------------------------------------------------- */
+/* ---- flight.c -------------------------------------------------------------------------------- */
 
 void flight_launched(struct core *core, const struct core_op *op);
 void flight_done(struct core *core, uint64_t op_id);

@@ -4,7 +4,7 @@
  * told to make memory, and the ZeRO layer begins. What was sealed once outlives generations: ranks
  * that join again must seal the same.
  *
- *   SEAL of each rank -> compare -> layout, zero -> BUILD ... BUILT -> SEALED to each rank
+ *   SEAL of each rank -> compare -> layout and zero, or zero again -> BUILD ... BUILT -> SEALED
  *
  * Pure; the core's thread. Owns layout, zero and options; must not look into zero.
  */
@@ -143,6 +143,7 @@ static void seal_all(struct core *core)
 {
     char line[GW_TEXT_MAX + 1];
     struct text text = TEXT(line);
+    struct core_fault fault = {.rank = CORE_NO_RANK};
     int r;
 
     text_add(&text, "%s", "");
@@ -152,6 +153,12 @@ static void seal_all(struct core *core)
     }
     if (core->kept && !agree_with_kept(core))
         return;
+    /* Before the engine makes new boards: they begin at the steps that are left. */
+    r = core->kept ? zero_reattach(core->zero, &fault) : 0;
+    if (r < 0) {
+        core_fail_fault(core, &fault, r);
+        return;
+    }
     r = core->kept ? 0 : make(core, &text);
     if (r < 0) {
         refuse_all(core, r, *line ? line : "no memory for the layout");
@@ -234,9 +241,6 @@ static void sealed_now(struct core *core)
 
 void seal_built(struct core *core, const struct core_event *event)
 {
-    struct core_fault fault = {.rank = CORE_NO_RANK};
-    int r;
-
     if (!core->building)
         return;
     core->building = false;
@@ -247,13 +251,8 @@ void seal_built(struct core *core, const struct core_event *event)
             seal_all(core);
         return;
     }
-    if (event->code < 0) {
+    if (event->code < 0)
         refuse_all(core, event->code, event->text ? event->text : "memory cannot be had");
-        return;
-    }
-    r = core->kept ? zero_reattach(core->zero, &fault) : 0;
-    if (r < 0)
-        core_fail_fault(core, &fault, r);
     else
         sealed_now(core);
 }
