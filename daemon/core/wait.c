@@ -105,6 +105,17 @@ static void stall_over(struct core *core)
     core->stall.active = false;
 }
 
+/* The first of the wait's doubled times from now on: what has long been waited for beside an older
+ * wait is not reported in the moment when both resolve. */
+static uint64_t next_report(const struct core *core, const struct core_wait *wait)
+{
+    uint64_t interval = core->config.stall_report_ns;
+
+    while (add_ns(wait->since_ns, interval) < core->now_ns)
+        interval = add_ns(interval, interval);
+    return add_ns(wait->since_ns, interval);
+}
+
 static void stall_follow(struct core *core, const struct core_wait *wait, uint32_t source)
 {
     if (core->stall.active && core->stall.source == source &&
@@ -115,7 +126,7 @@ static void stall_follow(struct core *core, const struct core_wait *wait, uint32
     core->stall.reported = false;
     core->stall.source = source;
     core->stall.since_ns = wait->since_ns;
-    core->stall.report_ns = add_ns(wait->since_ns, core->config.stall_report_ns);
+    core->stall.report_ns = next_report(core, wait);
     memcpy(core->stall.text, wait->text, sizeof(core->stall.text));
 }
 

@@ -204,6 +204,28 @@ static void test_oldest_wait_first(void **state)
     report_at(114 * S, "new group of ranks [0, 1]: 10 s, ranks not arrived: 0");
 }
 
+/* Three ops wait for the same rank; when it comes late, the younger ones are not news. */
+static void test_resolving_stall_is_one_stall(void **state)
+{
+    (void)state;
+    kit_start(2, 300, 1800);
+    kit_join_all(2, 1);
+    submit(0, 1, "a");
+    kit.now_ns = 101 * S;
+    submit(0, 2, "b");
+    submit(0, 3, "c");
+    report_at(110 * S, "barrier 'a' on group 0: 10 s, ranks not arrived: 1");
+    kit.now_ns = 115 * S;
+    submit(1, 1, "a");
+    kit_next(CORE_EFF_LAUNCH);
+    reported("");
+    submit(1, 2, "b");
+    kit_next(CORE_EFF_LAUNCH);
+    kit_none();
+    /* But if it stays away again, the next doubled time of the third op counts. */
+    report_at(121 * S, "barrier 'c' on group 0: 20 s, ranks not arrived: 1");
+}
+
 static void test_seal_wait(void **state)
 {
     const struct kit_param param = {"w", "", 8};
@@ -313,6 +335,7 @@ int main(void)
         cmocka_unit_test_teardown(test_launched_op_that_never_finishes, kit_stop),
         cmocka_unit_test_teardown(test_token_that_never_rises, kit_stop),
         cmocka_unit_test_teardown(test_oldest_wait_first, kit_stop),
+        cmocka_unit_test_teardown(test_resolving_stall_is_one_stall, kit_stop),
         cmocka_unit_test_teardown(test_seal_wait, kit_stop),
         cmocka_unit_test_teardown(test_building_is_no_stall, kit_stop),
         cmocka_unit_test_teardown(test_zero_wait_in_its_words, kit_stop),
