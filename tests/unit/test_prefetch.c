@@ -1,0 +1,506 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The plan of stage 3's gathers: residencies, the recorded sequence, budgets. Driven by fetches and
+ * releases alone; gathers are counted and their ranges checked against each other.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "daemon/core/prefetch.h"
+#include "gradwire/errors.h"
+
+#define UNITS 24u
+
+struct plan {
+    struct layout *layout;
+    struct prefetch *plan;
+    uint64_t budget, largest;
+    uint32_t gathers;   /* in all */
+    char log[4096];     /* since asked last: "d3 a4": demand of fetch unit 3, ahead of 4 */
+};
+
+/* World 1, align 1: a unit of one parameter per numel; buckets of `bucket` elements. */
+static struct plan *open_plan(const uint64_t *numels, uint32_t count, uint64_t bucket,
+                              uint64_t budget_numel, uint64_t ahead_numel)
+{
+    static char names[UNITS][16];
+    struct layout_param params[UNITS];
+    struct layout_options options = {.stage = 3, .world = 1, .bucket_numel = bucket,
+                                     .align_numel = 1};
+    struct prefetch_config config = {.budget_bytes = budget_numel * 4,
+                                     .ahead_bytes = ahead_numel * 4};
+    struct plan *plan = calloc(1, sizeof(*plan));
+    uint32_t wrong;
+
+    assert_non_null(plan);
+    assert_true(count <= UNITS);
+    for (uint32_t i = 0; i < count; i++) {
+        snprintf(names[i], sizeof(names[i]), "u%u", i);
+        params[i] = (struct layout_param){.name = names[i], .unit = "", .numel = numels[i]};
+    }
+    assert_int_equal(layout_new(&options, params, count, &plan->layout, &wrong), 0);
+    assert_int_equal(prefetch_new(plan->layout, &config, &plan->plan), 0);
+    plan->budget = budget_numel * 4;
+    plan->largest = layout_page(plan->layout)->max_fetch_numel * 4;
+    return plan;
+}
+
+static void close_plan(struct plan *plan)
+{
+    prefetch_free(plan->plan);
+    layout_free(plan->layout);
+    free(plan);
+}
+
+static void note(struct plan *plan, char kind, uint32_t f)
+{
+    size_t used = strlen(plan->log);
+
+    plan->gathers++;
+    snprintf(plan->log + used, sizeof(plan->log) - used, "%s%c%u", used ? " " : "", kind, f);
+}
+
+static const char *log_of(struct plan *plan)
+{
+    static char log[sizeof(plan->log)];
+
+    memcpy(log, plan->log, sizeof(log));
+    plan->log[0] = 0;
+    return log;
+}
+
+static void ahead(struct plan *plan)
+{
+    struct prefetch_gather gather;
+
+    while (prefetch_ahead(plan->plan, &gather))
+        note(plan, 'a', gather.fetch_unit);
+    assert_true(prefetch_figures(plan->plan).bytes_now <= plan->budget + plan->largest);
+}
+
+static int fetch(struct plan *plan, uint32_t unit)
+{
+    struct prefetch_gather gather;
+    int r = prefetch_fetch(plan->plan, unit, &gather);
+
+    if (r == 1)
+        note(plan, 'd', gather.fetch_unit);
+    if (r >= 0)
+        ahead(plan);
+    return r;
+}
+
+static void release(struct plan *plan, uint32_t unit)
+{
+    prefetch_release(plan->plan, unit);
+    ahead(plan);
+}
+
+static void use(struct plan *plan, uint32_t unit)
+{
+    assert_true(fetch(plan, unit) >= 0);
+    release(plan, unit);
+}
+
+/* Forward over all units, then back. */
+static void pass(struct plan *plan, uint32_t units)
+{
+    for (uint32_t u = 0; u < units; u++)
+        use(plan, u);
+    for (uint32_t u = units; u-- > 0;)
+        use(plan, u);
+}
+
+static void assert_figures(const struct plan *plan, uint64_t hits, uint64_t misses, uint64_t drops)
+{
+    struct prefetch_figures figures = prefetch_figures(plan->plan);
+
+    assert_int_equal(figures.hits, hits);
+    assert_int_equal(figures.misses, misses);
+    assert_int_equal(figures.drops, drops);
+}
+
+/* ---- residencies ---------------------------------------------------------------------------------------- */
+
+/* 3 Psi: each unit is gathered twice per step, with the record and without. */
+static void forward_and_backward_gather_each_unit_twice(void **state)
+{
+    static const uint64_t numels[] = {10, 20, 10, 30, 10};
+    struct plan *plan = open_plan(numels, 5, 5, 90, 30);
+
+    (void)state;
+    pass(plan, 5);
+    assert_string_equal(log_of(plan), "d0 d1 d2 d3 d4 d4 d3 d2 d1 d0");
+    prefetch_step_end(plan->plan);
+    for (int step = 0; step < 3; step++) {
+        plan->gathers = 0;
+        pass(plan, 5);
+        assert_int_equal(plan->gathers, 10);
+        prefetch_step_end(plan->plan);
+    }
+    assert_int_equal(prefetch_figures(plan->plan).bytes_now, 0);
+    close_plan(plan);
+}
+
+/* D05: the gather of k+1 is asked for before k's compute ends; only the step's first is missed. */
+static void the_next_unit_is_gathered_while_this_one_is_used(void **state)
+{
+    static const uint64_t numels[] = {10, 10, 10, 10};
+    struct plan *plan = open_plan(numels, 4, 5, 30, 10);
+
+    (void)state;
+    pass(plan, 4);
+    prefetch_step_end(plan->plan);
+    assert_figures(plan, 0, 8, 0);
+    log_of(plan);
+    assert_int_equal(fetch(plan, 0), 1);
+    assert_string_equal(log_of(plan), "d0 a1");
+    release(plan, 0);
+    assert_string_equal(log_of(plan), ""); /* prefetch_bytes: one unit ahead */
+    assert_int_equal(fetch(plan, 1), 0);
+    assert_string_equal(log_of(plan), "a2");
+    release(plan, 1);
+    use(plan, 2);
+    assert_string_equal(log_of(plan), "a3");
+    assert_int_equal(fetch(plan, 3), 0);
+    assert_string_equal(log_of(plan), ""); /* 3 comes next again: after this residency */
+    release(plan, 3);
+    assert_string_equal(log_of(plan), "a3");
+    for (uint32_t u = 4; u-- > 0;)
+        use(plan, u);
+    assert_string_equal(log_of(plan), "a2 a1 a0");
+    prefetch_step_end(plan->plan);
+    assert_figures(plan, 7, 9, 0);
+    close_plan(plan);
+}
+
+/* D06: neighbours merged into one fetch unit are gathered once per pass. */
+static void merged_units_are_gathered_once_per_pass(void **state)
+{
+    static const uint64_t numels[] = {2, 3, 4, 8, 1, 1}; /* buckets of 10: {0 1 2} {3 4 5} */
+    struct plan *plan = open_plan(numels, 6, 10, 30, 10);
+
+    (void)state;
+    assert_int_equal(layout_page(plan->layout)->fetch_units, 2);
+    pass(plan, 6);
+    assert_string_equal(log_of(plan), "d0 d1 d1 d0");
+    prefetch_step_end(plan->plan);
+    plan->gathers = 0;
+    pass(plan, 6);
+    assert_int_equal(plan->gathers, 4);
+    assert_figures(plan, 3, 5, 0);
+    close_plan(plan);
+}
+
+/* A merged unit of which one was skipped ends when another fetch unit is fetched. */
+static void an_incomplete_residency_ends_with_the_next(void **state)
+{
+    static const uint64_t numels[] = {5, 5, 10, 10};
+    struct plan *plan = open_plan(numels, 4, 10, 30, 10);
+
+    (void)state;
+    use(plan, 0);
+    assert_int_equal(prefetch_figures(plan->plan).bytes_now, 40);
+    use(plan, 2);
+    assert_int_equal(prefetch_figures(plan->plan).bytes_now, 0);
+    use(plan, 0); /* gathered again */
+    assert_string_equal(log_of(plan), "d0 d1 d0");
+    /* still held when the other is fetched: it ends with its release */
+    assert_int_equal(fetch(plan, 1), 0);
+    assert_int_equal(fetch(plan, 2), 1);
+    release(plan, 1);
+    assert_int_equal(prefetch_figures(plan->plan).bytes_now, 40);
+    close_plan(plan);
+}
+
+/* D03: two threads fetch one unit together: one gather, both held. */
+static void two_fetches_share_a_residency(void **state)
+{
+    static const uint64_t numels[] = {10, 10};
+    struct plan *plan = open_plan(numels, 2, 10, 30, 10);
+
+    (void)state;
+    assert_int_equal(fetch(plan, 0), 1);
+    assert_int_equal(fetch(plan, 0), 0);
+    release(plan, 0);
+    assert_int_equal(prefetch_figures(plan->plan).bytes_now, 40);
+    release(plan, 0);
+    assert_int_equal(prefetch_figures(plan->plan).bytes_now, 0);
+    assert_figures(plan, 0, 1, 0);
+    close_plan(plan);
+}
+
+static void units_without_buckets_do_not_hold_a_residency(void **state)
+{
+    static const uint64_t numels[] = {4, 0, 4}; /* merged into one fetch unit of 8 */
+    struct plan *plan = open_plan(numels, 3, 10, 30, 10);
+
+    (void)state;
+    use(plan, 0);
+    use(plan, 2);
+    assert_int_equal(prefetch_figures(plan->plan).bytes_now, 0);
+    assert_string_equal(log_of(plan), "d0");
+    close_plan(plan);
+}
+
+/* ---- budgets ------------------------------------------------------------------------------------------------- */
+
+/* D07: prefetch_bytes far above the budget, one unit used twice in a row. */
+static void resident_bytes_stay_within_budget_and_one_unit(void **state)
+{
+    static const uint64_t numels[] = {40, 30, 30, 40};
+    struct plan *plan = open_plan(numels, 4, 10, 100, 1000);
+
+    (void)state;
+    for (int step = 0; step < 4; step++) {
+        use(plan, 0);
+        use(plan, 1);
+        use(plan, 1);
+        use(plan, 2);
+        use(plan, 3);
+        prefetch_step_end(plan->plan); /* `ahead` checks the bound at each call */
+    }
+    assert_true(prefetch_figures(plan->plan).bytes_max <= (100 + 40) * 4);
+    assert_int_equal(plan->gathers, 4 * 5);
+    assert_figures(plan, 12, 8, 0);
+    close_plan(plan);
+}
+
+static void units_held_may_leave_no_room(void **state)
+{
+    static const uint64_t numels[] = {10, 10, 10, 10};
+    struct plan *plan = open_plan(numels, 4, 10, 20, 10);
+
+    (void)state;
+    assert_int_equal(fetch(plan, 0), 1);
+    assert_int_equal(fetch(plan, 1), 1);
+    assert_int_equal(fetch(plan, 2), 1); /* budget + the largest */
+    assert_int_equal(fetch(plan, 3), GW_E_BUDGET);
+    assert_int_equal(prefetch_figures(plan->plan).bytes_now, 120);
+    release(plan, 1);
+    assert_int_equal(fetch(plan, 3), 1);
+    close_plan(plan);
+}
+
+/* What was gathered ahead gives way to what is needed. */
+static void a_fetch_drops_what_was_gathered_ahead(void **state)
+{
+    static const uint64_t numels[] = {10, 10, 10, 10};
+    struct plan *plan = open_plan(numels, 4, 10, 20, 10);
+
+    (void)state;
+    use(plan, 0);
+    use(plan, 1);
+    prefetch_step_end(plan->plan);
+    log_of(plan);
+    assert_int_equal(fetch(plan, 0), 1);
+    assert_string_equal(log_of(plan), "d0 a1");
+    assert_int_equal(fetch(plan, 3), 1);
+    assert_string_equal(log_of(plan), "d3");
+    assert_figures(plan, 0, 4, 1);
+    assert_int_equal(prefetch_figures(plan->plan).bytes_now, 80);
+    close_plan(plan);
+}
+
+static void nothing_ahead_without_prefetch_bytes(void **state)
+{
+    static const uint64_t numels[] = {10, 10, 10};
+    struct plan *plan = open_plan(numels, 3, 10, 30, 0);
+
+    (void)state;
+    for (int step = 0; step < 2; step++) {
+        pass(plan, 3);
+        prefetch_step_end(plan->plan);
+    }
+    assert_figures(plan, 0, 12, 0);
+    close_plan(plan);
+}
+
+/* ---- orders that change ---------------------------------------------------------------------------------------- */
+
+/* D01, D08: a module is left out: its gather is dropped at the step's end, the rest goes on. */
+static void a_skipped_unit_is_dropped_and_the_order_found_again(void **state)
+{
+    static const uint64_t numels[] = {10, 10, 10, 10};
+    struct plan *plan = open_plan(numels, 4, 10, 40, 20);
+
+    (void)state;
+    for (uint32_t u = 0; u < 4; u++)
+        use(plan, u);
+    prefetch_step_end(plan->plan);
+    log_of(plan);
+    use(plan, 0);
+    assert_string_equal(log_of(plan), "d0 a1 a2");
+    use(plan, 2); /* 1 is skipped: its 10 stay ahead */
+    assert_string_equal(log_of(plan), "a3");
+    use(plan, 3);
+    assert_figures(plan, 2, 5, 0);
+    prefetch_step_end(plan->plan);
+    assert_figures(plan, 2, 5, 1);
+    /* 0 2 3 is what is recorded now */
+    use(plan, 0);
+    assert_string_equal(log_of(plan), "d0 a2 a3");
+    close_plan(plan);
+}
+
+/* Not in the record at all: nothing is gathered ahead until the step's end. */
+static void an_unknown_order_stops_the_prefetch(void **state)
+{
+    static const uint64_t numels[] = {10, 10, 10, 10};
+    struct plan *plan = open_plan(numels, 4, 10, 40, 10);
+
+    (void)state;
+    use(plan, 0);
+    use(plan, 1);
+    use(plan, 2);
+    prefetch_step_end(plan->plan);
+    log_of(plan);
+    use(plan, 0);
+    use(plan, 3);
+    use(plan, 1);
+    use(plan, 2);
+    assert_string_equal(log_of(plan), "d0 a1 d3 d2");
+    prefetch_step_end(plan->plan);
+    use(plan, 0);
+    use(plan, 3);
+    assert_string_equal(log_of(plan), "d0 a3 a1");
+    close_plan(plan);
+}
+
+/* D02: A = forward and backward over ten units, B = forward only; more than 90 % hits after two of
+ * each, though only the last step's order is kept. */
+static void alternating_orders_mostly_hit(void **state)
+{
+    uint64_t numels[10];
+    struct plan *plan;
+    struct prefetch_figures before, after;
+
+    (void)state;
+    for (uint32_t i = 0; i < 10; i++)
+        numels[i] = 10;
+    plan = open_plan(numels, 10, 10, 40, 10);
+    for (int round = 0; round < 2; round++) {
+        pass(plan, 10);
+        prefetch_step_end(plan->plan);
+        for (uint32_t u = 0; u < 10; u++)
+            use(plan, u);
+        prefetch_step_end(plan->plan);
+    }
+    before = prefetch_figures(plan->plan);
+    for (uint32_t u = 0; u < 10; u++)
+        use(plan, u); /* B after B */
+    prefetch_step_end(plan->plan);
+    after = prefetch_figures(plan->plan);
+    assert_int_equal(after.hits - before.hits, 9);
+    assert_int_equal(after.misses - before.misses, 1);
+    close_plan(plan);
+}
+
+static void a_long_step_is_recorded_as_far_as_there_is_room(void **state)
+{
+    static const uint64_t numels[] = {10, 10};
+    struct plan *plan = open_plan(numels, 2, 10, 30, 10);
+    uint32_t max = prefetch_sequence_max(plan->plan);
+
+    (void)state;
+    assert_true(max >= 4);
+    for (int step = 0; step < 2; step++) {
+        for (uint32_t i = 0; i < max; i++)
+            pass(plan, 2);
+        prefetch_step_end(plan->plan);
+    }
+    assert_int_equal(plan->gathers, 2 * 4 * max);
+    close_plan(plan);
+}
+
+static void reset_forgets_all_but_the_figures(void **state)
+{
+    static const uint64_t numels[] = {10, 10};
+    struct plan *plan = open_plan(numels, 2, 10, 30, 10);
+
+    (void)state;
+    pass(plan, 2);
+    prefetch_step_end(plan->plan);
+    assert_int_equal(fetch(plan, 0), 1);
+    prefetch_reset(plan->plan);
+    log_of(plan);
+    assert_int_equal(prefetch_figures(plan->plan).bytes_now, 0);
+    assert_figures(plan, 0, 5, 0);
+    pass(plan, 2);
+    assert_string_equal(log_of(plan), "d0 d1 d1 d0");
+    close_plan(plan);
+}
+
+/* Gathered units never share a byte, whatever the order of fetches and releases. */
+static void residencies_never_overlap(void **state)
+{
+    static const uint64_t numels[] = {7, 3, 9, 1, 5, 8, 2, 6};
+    struct plan *plan = open_plan(numels, 8, 1, 20, 9);
+    uint32_t held[8] = {0}, seed = 7;
+    uint64_t offset[8] = {0};
+
+    (void)state;
+    for (int i = 0; i < 20000; i++) {
+        struct prefetch_gather gather;
+        uint32_t u = (seed = seed * 1664525u + 1013904223u) >> 16 & 7;
+
+        if (i % 50 == 49) {
+            for (u = 0; u < 8; u++) {
+                while (held[u] && held[u]--)
+                    prefetch_release(plan->plan, u);
+            }
+            prefetch_step_end(plan->plan);
+            continue;
+        }
+        if (held[u] && seed >> 31) {
+            held[u]--;
+            release(plan, u);
+            continue;
+        }
+        if (prefetch_fetch(plan->plan, u, &gather) < 0)
+            continue;
+        if (held[u]++)
+            assert_int_equal(gather.offset_bytes, offset[u]);
+        offset[u] = gather.offset_bytes;
+        for (uint32_t v = 0; v < 8; v++) {
+            if (v != u && held[v])
+                assert_true(offset[u] + numels[u] * 4 <= offset[v] ||
+                            offset[v] + numels[v] * 4 <= offset[u]);
+        }
+        assert_true(offset[u] + numels[u] * 4 <= plan->budget + plan->largest);
+        ahead(plan);
+        plan->log[0] = 0;
+    }
+    close_plan(plan);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(forward_and_backward_gather_each_unit_twice),
+        cmocka_unit_test(the_next_unit_is_gathered_while_this_one_is_used),
+        cmocka_unit_test(merged_units_are_gathered_once_per_pass),
+        cmocka_unit_test(an_incomplete_residency_ends_with_the_next),
+        cmocka_unit_test(two_fetches_share_a_residency),
+        cmocka_unit_test(units_without_buckets_do_not_hold_a_residency),
+        cmocka_unit_test(resident_bytes_stay_within_budget_and_one_unit),
+        cmocka_unit_test(units_held_may_leave_no_room),
+        cmocka_unit_test(a_fetch_drops_what_was_gathered_ahead),
+        cmocka_unit_test(nothing_ahead_without_prefetch_bytes),
+        cmocka_unit_test(a_skipped_unit_is_dropped_and_the_order_found_again),
+        cmocka_unit_test(an_unknown_order_stops_the_prefetch),
+        cmocka_unit_test(alternating_orders_mostly_hit),
+        cmocka_unit_test(a_long_step_is_recorded_as_far_as_there_is_room),
+        cmocka_unit_test(reset_forgets_all_but_the_figures),
+        cmocka_unit_test(residencies_never_overlap),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
