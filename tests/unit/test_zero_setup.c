@@ -138,8 +138,9 @@ static void pieces_of_a_cut_parameter_are_found(void **state)
     fx_open(fx, 0, 4, 20);
     for (uint64_t i = 0; i < 20; i++) {
         const struct gw_layout_param *param = &layout_params(fx->layout)[1];
-        assert_ref(zero_param_ref(fx->zero, 1, i, &owner, &count), GW_ARENA_PARAMS, (int)owner,
-                   param->offset + i);
+        struct core_ref ref = zero_param_ref(fx->zero, 1, i, &owner, &count);
+
+        assert_ref(ref, GW_ARENA_PARAMS, (int)owner, param->offset + i);
         /* buckets of 6, slices of 2; the last has 2 elements, padded to 3: slices of 1 */
         assert_int_equal(owner, i < 18 ? i % 6 / 2 : i - 18);
         assert_int_equal(count, i < 18 ? 2 - i % 2 : 1);
