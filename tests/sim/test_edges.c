@@ -52,13 +52,28 @@ static void slow_reduce(struct sim_plan *plan)
     plan->seal.micro_steps = 2;
 }
 
+static void blind_update(struct sim_plan *plan)
+{
+    plan->blind = true;
+    plan->client_speed[plan->seed % 3] = 1;
+}
+
 static void mapped(struct sim_plan *plan)
 {
+    blind_update(plan);
     plan->seal.gather = GW_GATHER_MAPPED;
 }
 
 static void one_slow_client(struct sim_plan *plan)
 {
+    plan->client_speed[plan->seed % 3] = 1;
+}
+
+/* The next step's backward runs beside a slow optimizer. */
+static void early_gradients(struct sim_plan *plan)
+{
+    plan->early_grads = true;
+    plan->seal.ring_slots = 8;
     plan->client_speed[plan->seed % 3] = 1;
 }
 
@@ -84,12 +99,12 @@ static const struct row rows[] = {
     CORE_ROW(ZERO_FILLED, 2, some_unused),
     CLIENT_ROW(BUFFER_CONSUMED, 1, slow_reduce),
     CLIENT_ROW(BUFFER_CONSUMED, 2, slow_reduce),
-    CORE_ROW(SHARD_CONSUMED, 2, one_slow_client),
-    CORE_ROW(SHARD_CONSUMED, 3, one_slow_client),
+    CORE_ROW(SHARD_CONSUMED, 2, early_gradients),
+    CORE_ROW(SHARD_CONSUMED, 3, early_gradients),
     CORE_ROW(VERDICT_LAST, 0, slow_control),
     CORE_ROW(VERDICT_LAST, 2, slow_control),
     CLIENT_ROW(VERDICT_READ, 2, slow_reduce),
-    CORE_ROW(READS_OVER, 3, one_slow_client),
+    CORE_ROW(READS_OVER, 3, blind_update),
     CORE_ROW(READS_OVER, 3, mapped),
     CORE_ROW(VERSION, 1, one_slow_client),
     CORE_ROW(VERSION, 3, one_slow_client),

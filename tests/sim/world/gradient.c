@@ -149,7 +149,7 @@ void gradient_granted(struct sim *sim, struct sim_client *client, uint32_t slot)
 static void declare(struct sim *sim, struct sim_client *client, const struct sim_action *action,
                     uint32_t slot, uint32_t timeline)
 {
-    bool final = plan_final(sim->plan, client->rank, client->step, client->micro, action->a);
+    bool final = plan_final(sim->plan, client->rank, client->grad_step, client->micro, action->a);
     struct sim_posted *posted = client_post(client, WIRE_READY, 0);
     struct wire_ready_entry *entry = &posted->entry;
 
@@ -169,8 +169,8 @@ void gradient_act(struct sim *sim, struct sim_client *client, const struct sim_a
 {
     const struct gw_layout_piece *piece = piece_of(sim, action->a, action->b);
     struct sim_bucket *mine = &client->buckets[piece->bucket];
-    struct sim_write write = {action->a, action->b, client->micro, client->step, SIM_TIMELINES, 0,
-                              NULL};
+    struct sim_write write = {action->a, action->b, client->micro, client->grad_step,
+                              SIM_TIMELINES, 0, NULL};
     uint32_t slot = free_slot(sim, client);
 
     if (gradient_in_ring(sim) && mine->slot == GW_NO_SLOT) {
@@ -200,7 +200,7 @@ void gradient_act(struct sim *sim, struct sim_client *client, const struct sim_a
     }
     declare(sim, client, action, slot, write.timeline);
     mine->declared++;
-    mine->final += plan_final(sim->plan, client->rank, client->step, client->micro, action->a);
+    mine->final += plan_final(sim->plan, client->rank, client->grad_step, client->micro, action->a);
     if (--mine->outstanding == 0)
         close_contribution(client, piece->bucket);
     client->at++;

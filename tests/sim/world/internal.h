@@ -121,7 +121,9 @@ struct sim_client {
     uint64_t wakes_ns;     /* from its sleep; 0: has not slept */
     struct sim_action *actions;
     uint32_t action_count, action_room, at;
-    uint32_t step, micro; /* of the next action */
+    uint32_t step;              /* of the next action */
+    uint32_t grad_step, micro;  /* of the next gradient: a step on, inside the update window */
+    bool early; /* the gradients of grad_step's first micro-step are declared already */
     bool set_up; /* the actions are still those of set-up */
 
     struct sim_posted *out, **out_end;

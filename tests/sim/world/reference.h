@@ -34,7 +34,7 @@ uint32_t plan_micro_steps(const struct sim_plan *plan, uint32_t rank);
 float plan_gradient(const struct sim_plan *plan, uint32_t rank, uint32_t step, uint32_t micro,
                     uint32_t param, uint64_t element);
 bool reference_used(const struct reference *reference, uint32_t step, uint32_t param);
-float reference_update(float value, float gradient);
+float reference_update(const struct sim_plan *plan, float value, float gradient);
 /* Training goes on in `step` with the parameters that step `version` began with. */
 void reference_restart(struct reference *reference, uint32_t step, uint32_t version);
 

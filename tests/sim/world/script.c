@@ -90,7 +90,7 @@ static void add_grads_of(const struct sim *sim, struct sim_client *client, uint3
 {
     uint32_t pieces = layout_params(core_layout(sim->core))[param].pieces;
 
-    if (!plan_uses(sim->plan, client->rank, step, micro, param))
+    if (!plan_uses(sim->plan, client->rank, step, micro, param) || (client->early && micro == 0))
         return;
     for (uint32_t piece = pieces; piece-- > 0;)
         add(client, ACT_GRAD, param, piece);
@@ -181,21 +181,26 @@ void script_step(struct sim *sim, struct sim_client *client, uint32_t step)
 
     client->action_count = client->at = 0;
     client->step = step;
-    client->micro = 0;
     for (uint32_t m = 0; m < micro_steps; m++) {
         add_micro_step(sim, client, step, m);
         if (m + 1 < micro_steps)
             add(client, ACT_MICRO_END, 0, 0);
     }
+    client->early = false;
     add(client, ACT_STEP_END, 0, 0);
     if (!updates && sim_chance(chance, sim->plan->run_ahead))
         return;
-    add(client, ACT_VERDICT, 0, 0);
+    if (!sim->plan->blind)
+        add(client, ACT_VERDICT, 0, 0);
     if (!updates && chance / 1000 % 2)
         return;
     /* Also without an update: begin and commit, with nothing written, on some ranks. */
     add(client, ACT_UPDATE_BEGIN, 0, 0);
     add(client, ACT_UPDATE_WAIT, 0, 0);
+    if (sim->plan->early_grads && step + 1 < sim->plan->steps) {
+        add_all_grads(sim, client, step + 1, 0);
+        client->early = true;
+    }
     for (uint32_t b = 0; b < buckets && updates; b++)
         add(client, ACT_WRITE, b, 0);
     add(client, ACT_COMMIT, 0, 0);

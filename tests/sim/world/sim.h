@@ -65,6 +65,8 @@ struct sim_plan {
     bool running;         /* contributions are RUNNING (accumulate local) */
     bool fetch;           /* units are fetched, forward and backward */
     bool impatient;     /* clients do not wait for the answer when a slot becomes free by itself */
+    bool blind;         /* updates use no gradient and wait for no verdict */
+    bool early_grads;   /* the next step's first gradients come inside the update window */
     bool shuffle;         /* gradients come in random order, other on each rank */
     bool measure;         /* the comm_alone passes come first */
     uint32_t infinite_step; /* rank 1 % world has an infinity then; SIM_NEVER */
