@@ -240,7 +240,13 @@ static void tear_down(struct supervisor *sup)
 {
     struct engine *engine;
     struct peer *peer;
+    sigset_t ends;
 
+    /* It ends already; a second signal must not turn that into a death by signal. */
+    (void)sigemptyset(&ends);
+    for (size_t i = 0; i < SIGNALS; i++)
+        (void)sigaddset(&ends, signals[i]);
+    (void)sigprocmask(SIG_BLOCK, &ends, NULL);
     peers_stop_listening(sup);
     while ((engine = TAILQ_FIRST(&sup->engines)) != NULL) {
         engine->end_code = GW_E_NO_DAEMON;
