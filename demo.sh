@@ -138,9 +138,12 @@ progress() {
     fi
 }
 
+# The others have a second to say what they saw of it.
 fail() {
     echo >&2
-    echo "demo.sh: $1:" >&2
+    echo "demo.sh: $1 (a process ended with exit code $2):" >&2
+    (( ${#rank_pids[@]} < 2 )) || sleep 1
+    stop_ranks
     cat "$work/messages" >&2
     [[ ! -s $work/gradwired.log ]] || { echo "gradwired:"; tail -n 20 "$work/gradwired.log"; } >&2
     exit 1
@@ -172,7 +175,7 @@ alone() {
 wait_ranks() {
     local ended pid left
     while (( ${#rank_pids[@]} > 0 )); do
-        wait -n -p ended "${rank_pids[@]}" || { stop_ranks; fail "$1 failed"; }
+        wait -n -p ended "${rank_pids[@]}" || fail "$1 failed" $?
         left=()
         for pid in "${rank_pids[@]}"; do [[ $pid == "$ended" ]] || left+=("$pid"); done
         rank_pids=("${left[@]}")
