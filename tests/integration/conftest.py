@@ -103,9 +103,11 @@ class Daemon:
 
     # ---- questions ----
 
+    ctl_path = str(GWCTL)
+
     def ctl(self, *args, timeout=60, check=True):
         """Runs gwctl; its result."""
-        result = subprocess.run([str(GWCTL), "--runtime-dir", str(self.directory), *args],
+        result = subprocess.run([self.ctl_path, "--runtime-dir", str(self.directory), *args],
                                 env=self.env, capture_output=True, text=True,
                                 timeout=timeout * SLOWER)
         if check:
