@@ -107,6 +107,17 @@ static bool head_lacks(const struct zero *z, uint32_t rank)
     return !((z->done[bucket] | zero_due(z, bucket, z->pos_m)->mask) & ZERO_BIT(rank));
 }
 
+/* False: the bucket of the request has a slot, or its contribution is closed: whoever asked gave up
+ * waiting and found one. (A grant would then be taken for the bucket's next contribution.) */
+static bool needs_slot(const struct zero *z, uint32_t rank, uint32_t bucket)
+{
+    const struct zero_entry *entry = zero_entry(z, rank, bucket);
+
+    if (z->ranks[rank].ended > z->step) /* the ledger is still at the step before */
+        return true;
+    return !entry->overflow && entry->slot == GW_NO_SLOT && !entry->closed_now && !entry->done;
+}
+
 static void grant_overflow(struct zero *z, uint32_t rank)
 {
     struct zero_rank *mine = &z->ranks[rank];
@@ -136,8 +147,8 @@ static void pump_rank(struct zero *z, uint32_t rank)
 
     answer_news(z, rank);
     while (mine->acquire_count && !mine->overflow_pending) {
-        if (zero_entry(z, rank, mine->acquires[0].bucket)->overflow) {
-            answer(z, rank, GW_NO_SLOT); /* its bucket got a slot meanwhile: look again */
+        if (!needs_slot(z, rank, mine->acquires[0].bucket)) {
+            answer(z, rank, GW_NO_SLOT); /* look again */
             continue;
         }
         if (slot_in_flight(z, rank) || !head_lacks(z, rank))

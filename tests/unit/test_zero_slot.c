@@ -164,6 +164,31 @@ static void an_overflow_slot_where_waiting_would_be_for_oneself(void **state)
     fx_free(fx);
 }
 
+/* A request whose caller gave up waiting and found a slot by itself (it sees words before the core
+ * sees completions) is not granted one later: the bucket's next contribution would count it. */
+static void a_stale_request_is_granted_nothing(void **state)
+{
+    struct fx *fx = open_ring(1, 0);
+
+    (void)state;
+    for (uint32_t rank = 0; rank < 2; rank++)
+        assert_int_equal(fx_ready(fx, rank, 5, 0, 0), 0);
+    fx_lines(fx);
+    assert_int_equal(fx_acquire(fx, 0, 4), 0);
+    fx_expect(fx, "");
+    assert_int_equal(fx_ready(fx, 0, 4, 0, 0), 0);
+    fx_expect(fx, "ACQ@0 -1\n");
+    fx_done(fx, 1, 0, 1);
+    assert_int_equal(fx_ready(fx, 1, 4, 0, 0), 0);
+    assert_int_equal(fx_ready(fx, 0, 1, 0, 0), 0);
+    fx_lines(fx);
+    fx_done(fx, 2, 1, 2);
+    fx_expect(fx, ""); /* the head lacks rank 0, whose only slot is held, but nobody asks */
+    assert_int_equal(fx_acquire(fx, 0, 3), 0);
+    fx_expect(fx, "OVF@0 0\n");
+    fx_free(fx);
+}
+
 /* What was declared by nobody so far may come to need the rank: looked at again at each launch. */
 static void an_overflow_is_granted_when_the_head_comes_to_lack_the_rank(void **state)
 {
@@ -256,6 +281,7 @@ int main(void)
         cmocka_unit_test(waiting_for_a_slow_peer_grants_nothing),
         cmocka_unit_test(news_is_told_once),
         cmocka_unit_test(an_overflow_slot_where_waiting_would_be_for_oneself),
+        cmocka_unit_test(a_stale_request_is_granted_nothing),
         cmocka_unit_test(an_overflow_is_granted_when_the_head_comes_to_lack_the_rank),
         cmocka_unit_test(no_memory_for_overflow_is_told),
         cmocka_unit_test(overlap_off_needs_a_slot_for_every_bucket),
