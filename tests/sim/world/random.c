@@ -51,6 +51,8 @@ static void draw_options(struct sim_plan *plan, uint64_t seed)
         seal->gather = pick(seed, 17, 3) == 0;
         seal->prefetch_bytes = pick(seed, 18, 2) ? 0 : 64;
     }
+    if (seal->bucket_bytes == 4)
+        seal->ring_slots = 64; /* a bucket per element: any order is within the overflow quota */
     plan->running = pick(seed, 19, 2) &&
                     (seal->accumulate == GW_ACCUMULATE_LOCAL ||
                      (seal->accumulate == GW_ACCUMULATE_AUTO && seal->stage < 2));
