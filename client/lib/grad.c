@@ -379,7 +379,8 @@ int gw_grad_put_sync(gw_job *job, uint32_t param, const float *values, uint32_t 
         r = zero_param_check(zero, param);
     if (r == 0 && !values && zero->view.params[param].numel > 0)
         r = err_set(GW_E_INVALID, "values is NULL");
-    for (uint32_t piece = 0; r == 0 && piece < zero->view.params[param].pieces; piece++) {
+    /* Last piece first: so are buckets reduced in a first step, and a small ring is enough. */
+    for (uint32_t piece = r == 0 ? zero->view.params[param].pieces : 0; r == 0 && piece-- > 0;) {
         struct target target;
         float *memory = NULL;
 

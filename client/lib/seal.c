@@ -155,7 +155,7 @@ static int start_state(const gw_job *job, struct zero *zero, uint64_t steps)
         zero->ledger->buckets[b].count = atomic_load(&zero->bucket_slots[b].value);
     for (uint32_t u = 0; u < zero->page->units; u++)
         zero->fetches[u] = zero->releases[u] = atomic_load(&zero->unit_slots[u].value);
-    zero->steps = zero->updated = zero->waited = steps;
+    zero->steps = zero->first = zero->updated = steps;
     return 0;
 }
 

@@ -198,8 +198,10 @@ int gw_wait_step(gw_job *job, int64_t timeout_ns, struct gw_verdict *ret_verdict
     pthread_mutex_lock(&job->lock);
     token = zero_token(GW_TIMELINE(GW_TL_STEP, 0), zero->steps);
     pthread_mutex_unlock(&job->lock);
-    if (token.value == 0)
-        return err_set(GW_E_STATE, "no step has ended yet; call gw_step_end first");
+    if (token.value == zero->first) {
+        r = job_failure(job);
+        return r < 0 ? r : err_set(GW_E_STATE, "no step has ended yet; call gw_step_end first");
+    }
     if (dropped) {
         channel_flush(&job->channel);
         return take_verdict(job, zero, token.value, true, ret_verdict);
@@ -243,7 +245,7 @@ static int check_begin(const struct zero *zero)
 
     if (zero->updating)
         return err_set(GW_E_STATE, "the update window of step %llu is open already", step);
-    if (zero->steps == 0)
+    if (zero->steps == zero->first)
         return err_set(GW_E_STATE, "no step has ended yet; call gw_step_end before an update");
     if (zero->begun)
         return err_set(GW_E_STATE,

@@ -64,6 +64,7 @@ struct zero {
     uint64_t steps;       /* ended by this rank */
     uint64_t updated;     /* last step that was updated */
     bool updating, begun; /* update window asked for; a call of the next step was made */
+    uint64_t first;         /* steps that had ended when this handle was sealed */
     uint64_t waited;      /* step whose verdict was read last */
     uint8_t *used;        /* its used-parameter bits */
     struct zero_array *arrays;

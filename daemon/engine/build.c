@@ -151,8 +151,12 @@ void build_free(struct job *job)
 void build_reply_sealed(struct job *job, const struct core_effect *effect)
 {
     struct wire_msg msg = effect->reply;
+    struct gw_shm_board *board = job->boards[effect->rank]->base;
     int fds[2] = {job->layout_page->fd, job->boards[effect->rank]->fd};
 
+    /* The core has taken back a step that not every rank resolved since the board was made. */
+    atomic_store_explicit(&board->step.value, msg.u.sealed.steps, memory_order_release);
+    atomic_store_explicit(&board->update.value, msg.u.sealed.steps, memory_order_release);
     memcpy(msg.u.sealed.layout_hash, job->layout_hash, sizeof(job->layout_hash));
     msg.u.sealed.layout_bytes = job->layout_bytes;
     msg.u.sealed.board_bytes = job->boards[effect->rank]->bytes;

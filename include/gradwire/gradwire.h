@@ -265,7 +265,8 @@ GW_API int gw_release(gw_job *job, uint32_t unit);
 GW_API int gw_param_ptr(gw_job *job, uint32_t param, const float **ret_values);
 
 /* Where to write a piece's gradient: a view of service memory, valid until its gw_grad_ready. Waits
- * until an earlier reader of that memory is done. */
+ * until an earlier reader of that memory is done. Buckets are reduced last one first in the first
+ * step, then in the order of rank 0; who declares them in another order needs more ring_slots. */
 GW_API int gw_grad_acquire_sync(gw_job *job, uint32_t param, uint32_t piece, int64_t timeout_ns,
                                 float **ret_values, uint64_t *ret_count);
 
@@ -278,8 +279,8 @@ enum {
  * reached. Twice for a piece in one micro-step is GW_E_DUPLICATE. */
 GW_API int gw_grad_ready(gw_job *job, uint32_t param, uint32_t piece, uint32_t flags,
                          const struct gw_token *tokens, size_t token_count);
-/* Convenience: copies the whole parameter's gradient from the caller's memory, piece by piece
- * (acquire, copy, ready). The copy is counted (gw_stats.copied_in_bytes). */
+/* Convenience: copies the whole parameter's gradient from the caller's memory, piece by piece, the
+ * last one first (acquire, copy, ready). The copy is counted (gw_stats.copied_in_bytes). */
 GW_API int gw_grad_put_sync(gw_job *job, uint32_t param, const float *values, uint32_t flags,
                             int64_t timeout_ns);
 /* Ends a micro-step that is not the step's last. Missing gradients count as zero. */
