@@ -194,12 +194,17 @@ static bool request_sound(struct core *core, uint32_t rank, const struct wire_ms
     return false;
 }
 
-/* The rank's generation has failed: the answer to everything is why. */
+/* The rank's generation has failed: the answer to everything is why. But what a client did to its
+ * shard before it knew must be known when shards are used again. */
 static void request_broken(struct core *core, uint32_t rank, const struct wire_msg *msg,
                            const struct request_row *row)
 {
+    bool update = msg->type == WIRE_UPDATE_BEGIN || msg->type == WIRE_UPDATE_COMMIT;
+
     if (msg->type == WIRE_LEAVE)
         member_leave(core, rank);
+    else if (update && core->kept)
+        zero_late_update(core->zero, rank, msg->type == WIRE_UPDATE_COMMIT);
     else if (!row->one_way)
         core_reply_done(core, rank, msg->request, core->failure.code, "%s", core->failure.text);
 }

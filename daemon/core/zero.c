@@ -435,7 +435,7 @@ static void reset_rank(struct zero *z, uint32_t rank)
     queue_clear(&mine->fetches);
     mine->ended = mine->resolved = mine->update_told = z->step;
     mine->update = UPDATE_NONE;
-    mine->held = mine->acquire_count = 0;
+    mine->held = mine->acquire_count = mine->overflows = 0;
     mine->slot_news = mine->overflow_pending = mine->measure = mine->io.waiting = false;
     for (uint32_t b = 0; b < z->buckets; b++)
         *zero_entry(z, rank, b) = (struct zero_entry){.slot = GW_NO_SLOT};
@@ -446,10 +446,10 @@ static void reset_rank(struct zero *z, uint32_t rank)
 int zero_reattach(struct zero *z, struct core_fault *ret_fault)
 {
     size_t slots = (size_t)z->world * z->slots, units = (size_t)z->world * z->units;
-    bool replicas = z->gathered > 0;
+    bool replicas = (z->memory.stage == 1 || z->memory.stage == 2) && z->committed > 0;
     int r;
 
-    (void)step_gate(z);
+    z->gate = step_resolved(z);
     r = check_torn(z);
     if (r < 0) {
         *ret_fault = z->fault;

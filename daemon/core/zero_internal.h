@@ -307,6 +307,8 @@ void slot_pump(struct zero *z);
 void step_touch(struct zero *z, uint32_t rank);
 int step_update_begin(struct zero *z, uint32_t rank);
 int step_update_commit(struct zero *z, uint32_t rank);
+/* Steps that every rank has resolved. */
+uint64_t step_resolved(const struct zero *z);
 /* Raises gate; launches the gathers of stages 1-2. True: something changed. */
 bool step_gate(struct zero *z);
 /* Stages 1-2: every rank's replica gets the slices that the other owners have updated. */

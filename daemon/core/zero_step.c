@@ -67,6 +67,22 @@ int step_update_commit(struct zero *z, uint32_t rank)
     return 0;
 }
 
+void zero_late_update(struct zero *z, uint32_t rank, bool commit)
+{
+    struct zero_rank *mine;
+
+    if (rank >= z->world || z->ranks[rank].backlog.count)
+        return; /* then it is about a window that has not opened */
+    mine = &z->ranks[rank];
+    if (!commit && mine->update == UPDATE_PENDING) {
+        mine->update = UPDATE_BEGUN;
+    } else if (commit && mine->update == UPDATE_BEGUN && z->update_open >= mine->ended) {
+        if (mine->ended > z->committed)
+            z->committed = mine->ended;
+        resolve(z, rank);
+    }
+}
+
 /* ---- parameters of the next step ------------------------------------------------------------------------ */
 
 void step_gather_all(struct zero *z, uint64_t step, bool counted)
@@ -96,16 +112,23 @@ void step_gather_all(struct zero *z, uint64_t step, bool counted)
     }
 }
 
+uint64_t step_resolved(const struct zero *z)
+{
+    uint64_t resolved = UINT64_MAX;
+
+    for (uint32_t r = 0; r < z->world; r++) {
+        if (z->ranks[r].resolved < resolved)
+            resolved = z->ranks[r].resolved;
+    }
+    return resolved;
+}
+
 bool step_gate(struct zero *z)
 {
     bool replicas = z->memory.stage == 1 || z->memory.stage == 2;
-    uint64_t gate = UINT64_MAX;
+    uint64_t gate = step_resolved(z);
     bool changed;
 
-    for (uint32_t r = 0; r < z->world; r++) {
-        if (z->ranks[r].resolved < gate)
-            gate = z->ranks[r].resolved;
-    }
     changed = gate != z->gate;
     z->gate = gate;
     /* Edge VERSION dropped: the first commit is enough. */

@@ -25,7 +25,7 @@
 /* ---- a ZeRO layer that does as it is told ---------------------------------------------------- */
 
 static struct {
-    uint32_t made, freed, reattached, ops_done;
+    uint32_t made, freed, reattached, ops_done, late_begins, late_commits;
     uint16_t last_type; /* of the last message */
     uint32_t last_rank;
     int result, reattach_result; /* with `fault` */
@@ -111,6 +111,14 @@ bool zero_needs(const struct zero *zero, uint32_t rank)
 {
     (void)zero;
     return fake.needs >> rank & 1u;
+}
+
+void zero_late_update(struct zero *zero, uint32_t rank, bool commit)
+{
+    (void)zero;
+    fake.last_rank = rank;
+    fake.late_begins += !commit;
+    fake.late_commits += commit;
 }
 
 bool zero_oldest_wait(const struct zero *zero, struct core_wait *ret_wait)

@@ -522,6 +522,30 @@ static void test_rejoin_torn(void **state)
     kit_none();
 }
 
+/* A surviving rank writes its shard while another dies; its messages come after the failure, the last
+ * of them when the next generation forms already. */
+static void test_update_that_overlaps_the_loss(void **state)
+{
+    (void)state;
+    kit_start(3, 300, 1800);
+    kit_join_all(3, 1);
+    kit_seal_all(3);
+    kit_gone(CORE_EV_LOST, 1, "killed");
+    kit_fail(GW_E_PEER_LOST, 1);
+    kit_tell(0, WIRE_UPDATE_BEGIN);
+    assert_int_equal(fake.late_begins, 1);
+    kit_tell(1, WIRE_UPDATE_BEGIN); /* it is gone: nobody says this */
+    kit_tell(0, WIRE_STEP_END);
+    kit_join_world(1, 3);
+    kit_joined(1, 2);
+    kit_tell(0, WIRE_UPDATE_COMMIT);
+    kit_none();
+    assert_int_equal(fake.late_begins, 1);
+    assert_int_equal(fake.late_commits, 1);
+    assert_int_equal(fake.last_rank, 0);
+    assert_int_equal(fake.last_type, 0); /* no ordinary event */
+}
+
 /* A rank dies while the engine makes memory, and the next generation seals before it has. */
 static void test_lost_while_building(void **state)
 {
@@ -594,6 +618,7 @@ int main(void)
         cmocka_unit_test_teardown(test_rejoin_keeps_the_layer, kit_stop),
         cmocka_unit_test_teardown(test_rejoin_with_another_model, kit_stop),
         cmocka_unit_test_teardown(test_rejoin_torn, kit_stop),
+        cmocka_unit_test_teardown(test_update_that_overlaps_the_loss, kit_stop),
         cmocka_unit_test_teardown(test_lost_while_building, kit_stop),
         cmocka_unit_test_teardown(test_leave_while_sealing, kit_stop),
     };
