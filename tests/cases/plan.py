@@ -151,8 +151,8 @@ def make_layout(parameters, stage, ranks, bucket_numel, align_numel):
 
 def ring_bytes(kind, payload_bytes, ranks):
     """What a ring would send per rank, worked out, not counted."""
-    once = payload_bytes * (ranks - 1) // ranks
-    return {"all_reduce": 2 * once, "reduce_scatter": once, "all_gather": once}.get(kind, 0)
+    passes = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1}.get(kind, 0)
+    return passes * payload_bytes * (ranks - 1) // ranks
 
 
 class Traffic:

@@ -329,15 +329,17 @@ static void act(struct sim *sim, struct sim_client *client, const struct sim_act
     }
 }
 
-/* How the updates of all owners stand when the job breaks. */
-static void note_loss(struct sim *sim)
+/* The engine reads what a client had sent before it says that the client is gone; else an update
+ * whose begin still lay in the socket would be torn and nobody knew. */
+static void die(struct sim *sim, struct sim_client *client)
 {
-    sim->version = sim->clients[0].commits;
-    for (uint32_t r = 0; r < sim->plan->world; r++) {
-        sim->result->lost_in_update |= sim->clients[r].in_update;
-        sim->result->lost_half_written |= sim->clients[r].wrote;
-        sim->result->lost_between_commits |= sim->clients[r].commits != sim->version;
-    }
+    const struct core_event lost = {.kind = CORE_EV_LOST, .rank = client->rank, .text = "killed"};
+
+    while (client->out)
+        client_deliver(sim, client);
+    client->gone = true;
+    sim->result->stop_ns = sim->now_ns;
+    sim_post_event(sim, &lost);
 }
 
 void client_act(struct sim *sim, struct sim_client *client)
@@ -346,12 +348,7 @@ void client_act(struct sim *sim, struct sim_client *client)
     bool may;
 
     if (stopped(sim, client) && sim->plan->stop_is_loss) {
-        struct core_event lost = {.kind = CORE_EV_LOST, .rank = client->rank, .text = "killed"};
-
-        client->gone = true;
-        sim->result->stop_ns = sim->now_ns;
-        note_loss(sim);
-        sim_post_event(sim, &lost);
+        die(sim, client);
         return;
     }
     may = !client->finished && !stopped(sim, client) &&

@@ -248,6 +248,17 @@ static bool jump(struct sim *sim, uint32_t *jumps)
 
 /* ---- a run ------------------------------------------------------------------------------------ */
 
+/* How the updates of all owners stand when the job forms again. */
+static void note_updates(struct sim *sim)
+{
+    sim->version = sim->clients[0].commits;
+    for (uint32_t r = 0; r < sim->plan->world; r++) {
+        sim->result->lost_in_update |= sim->clients[r].in_update;
+        sim->result->lost_half_written |= sim->clients[r].wrote;
+        sim->result->lost_between_commits |= sim->clients[r].commits != sim->version;
+    }
+}
+
 static void start_clients(struct sim *sim)
 {
     for (uint32_t r = 0; r < sim->plan->world; r++)
@@ -256,6 +267,12 @@ static void start_clients(struct sim *sim)
 
 static void rejoin(struct sim *sim)
 {
+    /* What the others had sent before they knew is still read. */
+    for (uint32_t r = 0; r < sim->plan->world; r++) {
+        while (sim->clients[r].out && !sim->clients[r].gone)
+            client_deliver(sim, &sim->clients[r]);
+    }
+    note_updates(sim);
     device_reset(sim);
     while (sim->done)
         device_report(sim);
