@@ -206,10 +206,10 @@ static void broadcast_barrier_add_and_zero(void **state)
 
 /* ---- verdict ------------------------------------------------------------------------------------ */
 
-struct board {
+struct board { /* a multiple of 64 bytes */
     struct gw_shm_board board;
     struct gw_shm_slot slots[3];
-    uint8_t bits[8];
+    uint8_t bits[64];
 };
 
 static void reduce_bucket(struct world *world, uint32_t bucket, uint8_t measure)
