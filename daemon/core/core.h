@@ -114,7 +114,9 @@ struct core_op {
 enum core_event_kind {
     CORE_EV_JOIN,       /* rank, request, world: the id was right. Reply JOINED or an error */
     CORE_EV_LEAVE,      /* rank: on purpose */
-    CORE_EV_LOST,       /* rank: process or connection is gone; text: how */
+    CORE_EV_LOST,       /* rank: process or connection is gone; text: how. All that it had sent was
+                         * handed in before (of JOIN: all that the rank's old client had sent): only
+                         * its messages tell whether it was writing its shard */
     CORE_EV_REQUEST,    /* rank, msg: a decoded client message (REGISTER, SEAL, READY, ...) */
     CORE_EV_BUILT,      /* answer to CORE_EFF_BUILD: code, text */
     CORE_EV_OVERFLOW,   /* answer to CORE_EFF_OVERFLOW: rank, code */

@@ -125,6 +125,7 @@ struct zero_rank {
         uint32_t request;
         uint32_t write, param;
         uint64_t offset, count;
+        uint64_t since_ns;
     } io;
     bool measure;
     uint32_t measure_request;

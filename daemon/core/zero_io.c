@@ -49,8 +49,13 @@ static bool sound(const struct zero *z, const struct wire_msg *msg)
 }
 
 /* 0: now; 1: later; < 0: refused, why is in *why. */
-static int allowed(const struct zero *z, struct text *why)
+static int allowed(const struct zero *z, uint32_t rank, struct text *why)
 {
+    if (z->ranks[rank].update == UPDATE_BEGUN) {
+        text_add(why, "rank %u is inside its update of step %llu: commit it first", rank,
+                 (unsigned long long)z->ranks[rank].ended);
+        return GW_E_STATE;
+    }
     if (zero_busy(z, why)) {
         text_add(why, ": parameters are written and read between steps only, with no unit fetched");
         return GW_E_STATE;
@@ -67,7 +72,7 @@ static bool try_rank(struct zero *z, uint32_t rank)
     struct core_effect *effect;
     int r;
 
-    r = allowed(z, &why);
+    r = allowed(z, rank, &why);
     if (r > 0)
         return false;
     mine->io.waiting = false;
@@ -109,6 +114,7 @@ void io_request(struct zero *z, uint32_t rank, const struct wire_msg *msg)
     mine->io.param = msg->u.param_io.param;
     mine->io.offset = msg->u.param_io.offset;
     mine->io.count = msg->u.param_io.count;
+    mine->io.since_ns = z->now_ns;
 }
 
 void io_pump(struct zero *z)

@@ -39,6 +39,51 @@ static void reductions_wait(const struct zero *z, struct core_wait *wait)
     }
 }
 
+/* Ranks whose update of `step` is still to come. */
+static uint64_t unresolved(const struct zero *z, uint64_t step)
+{
+    uint64_t ranks = 0;
+
+    for (uint32_t r = 0; r < z->world; r++) {
+        if (z->ranks[r].resolved < step)
+            ranks |= ZERO_BIT(r);
+    }
+    return ranks;
+}
+
+/* All have declared, but the shard still holds a gradient that somebody's update may read. */
+static void updates_wait(const struct zero *z, struct core_wait *wait)
+{
+    uint64_t missing = z->gate < z->step ? unresolved(z, z->step) : 0;
+
+    for (uint32_t b = 0; b < z->buckets && missing; b++) {
+        const struct zero_due *due = zero_due(z, b, 0);
+        struct text text = TEXT(wait->text);
+
+        if (due->mask && older(wait, due->first_ns, missing))
+            text_add(&text, "update of step %llu, before bucket %u is reduced again",
+                     number(z->step), b);
+    }
+}
+
+static void io_wait(const struct zero *z, struct core_wait *wait)
+{
+    uint64_t missing = 0;
+
+    for (uint32_t r = 0; r < z->world; r++) {
+        if (z->ranks[r].update == UPDATE_BEGUN || z->ranks[r].resolved < z->committed)
+            missing |= ZERO_BIT(r);
+    }
+    for (uint32_t r = 0; r < z->world && missing; r++) {
+        const struct zero_rank *rank = &z->ranks[r];
+        struct text text = TEXT(wait->text);
+
+        if (rank->io.waiting && older(wait, rank->io.since_ns, missing))
+            text_add(&text, "update of step %llu, before rank %u reads or writes parameter %u",
+                     number(z->step), r, rank->io.param);
+    }
+}
+
 static void steps_wait(const struct zero *z, struct core_wait *wait)
 {
     struct text text = TEXT(wait->text);
@@ -53,18 +98,6 @@ static void steps_wait(const struct zero *z, struct core_wait *wait)
     }
     if (since_ns != UINT64_MAX && older(wait, since_ns, missing))
         text_add(&text, "end of step %llu", number(z->step + 1));
-}
-
-/* Ranks whose update of `step` is still to come. */
-static uint64_t unresolved(const struct zero *z, uint64_t step)
-{
-    uint64_t ranks = 0;
-
-    for (uint32_t r = 0; r < z->world; r++) {
-        if (z->ranks[r].resolved < step)
-            ranks |= ZERO_BIT(r);
-    }
-    return ranks;
 }
 
 static void fetches_wait(const struct zero *z, struct core_wait *wait)
@@ -99,6 +132,8 @@ bool zero_oldest_wait(const struct zero *z, struct core_wait *ret_wait)
     struct core_wait wait = {.since_ns = UINT64_MAX};
 
     reductions_wait(z, &wait);
+    updates_wait(z, &wait);
+    io_wait(z, &wait);
     steps_wait(z, &wait);
     fetches_wait(z, &wait);
     measures_wait(z, &wait);
@@ -122,7 +157,8 @@ bool zero_needs(const struct zero *z, uint32_t rank)
             continue;
         if (other->measure && !gone->measure)
             return true;
-        if (other->io.waiting && gone->resolved < z->committed)
+        if (other->io.waiting &&
+            (gone->update == UPDATE_BEGUN || gone->resolved < z->committed))
             return true;
         if (z->memory.stage > 0 && other->fetches.head &&
             gone->resolved + 1 < other->fetches.head->step)
