@@ -57,6 +57,7 @@
     X(MEASURE, 43, empty, Measure, measure)                                                        \
     X(STATS_GET, 44, empty, StatsGet, stats_get)                                                   \
     X(STATS, 45, stats, Stats, stats)                                                              \
+    X(EVENT_GET, 46, empty, EventGet, event_get)                                                   \
     X(STATUS_GET, 60, empty, StatusGet, status_get)                                                \
     X(STATUS, 61, status, Status, status)                                                          \
     X(JOBS_GET, 62, jobs_get, JobsGet, jobs_get)                                                   \

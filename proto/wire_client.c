@@ -93,6 +93,7 @@ WIRE_MESSAGE(joined, joined, NULL);
 
 WIRE_MESSAGE_EMPTY(wait_ready);
 WIRE_MESSAGE_EMPTY(leave);
+WIRE_MESSAGE_EMPTY(event_get);
 
 /* ---- groups, buffers, collectives ------------------------------------------------------------ */
 

@@ -67,7 +67,7 @@ struct gw_job {
 
     pthread_mutex_t lock;
     pthread_cond_t cond; /* CLOCK_MONOTONIC */
-    int event, epoll;    /* event.c; -1 before the first gw_job_event_fd */
+    int event, epoll; /* event.c; -1 before the first gw_job_event_fd */
     uint64_t last_op;
     struct job_op ops[GW_OPS_IN_FLIGHT];
     struct job_group *groups; /* GW_GROUPS_MAX */

@@ -153,6 +153,7 @@ void engine_after(struct engine *engine)
         session_reap(engine);
     if (engine->ending)
         return;
+    session_tell_events(engine);
     if (engine->fault) {
         stop_by_fault(engine);
     } else if (engine->end_soon) {

@@ -114,6 +114,8 @@ struct session {
     uint32_t rank; /* JOINED */
     struct watch *socket;
     struct watch *doorbell;
+    int event;           /* the client's event loop waits for it; -1: not asked for */
+    uint32_t event_wake; /* the engine page's wake word when it was written last */
     struct watch *process; /* pidfd; NULL: end of file is all we will see */
     struct alarm *alarm;   /* NEW: must have joined by then */
     struct device_memory *client_page, *engine_page;
@@ -142,6 +144,8 @@ void session_unbind(struct session *session);
 /* Closes at once: the job hears of it if a rank was held. */
 void session_close(struct session *session, const char *how);
 void session_reap(struct engine *engine);
+/* Writes the event descriptor of each client whose words have risen since the last call. */
+void session_tell_events(struct engine *engine);
 
 /* ---- join.c ---- */
 

@@ -116,6 +116,7 @@ static void session_free(struct session *session)
     watch_free(session->doorbell);
     watch_free(session->process);
     alarm_free(session->alarm);
+    fd_close(&session->event);
     outbox_end(&session->outbox);
     discard(engine, session->client_page);
     discard(engine, session->engine_page);
@@ -194,9 +195,50 @@ static void handle_joined(struct session *session, const struct wire_msg *msg)
     engine_fault(engine, r);
 }
 
+/* For clients that wait in an event loop. Written by the loop, after completions: the words have
+ * risen by then, and a stream's thread need not know of it. */
+static void event_get(struct session *session, const struct wire_msg *msg)
+{
+    struct wire_msg reply = {.type = WIRE_DONE, .request = msg->request};
+    const struct gw_engine_page *page = session->engine_page->base;
+
+    if (session->event < 0)
+        session->event = eventfd(1, EFD_CLOEXEC | EFD_NONBLOCK); /* 1: look now, once */
+    if (session->event < 0) {
+        session_send_done(session, msg->request, GW_E_LIMIT,
+                          "no descriptor for the job's events: raise the engine's file limit");
+        return;
+    }
+    session->event_wake = atomic_load(&page->wake);
+    session_send(session, &reply, &session->event, 1);
+}
+
+void session_tell_events(struct engine *engine)
+{
+    struct session *session;
+
+    TAILQ_FOREACH(session, &engine->sessions, link) {
+        const struct gw_engine_page *page = session->engine_page ? session->engine_page->base : NULL;
+        uint64_t one = 1;
+        uint32_t wake;
+
+        if (session->event < 0 || !page)
+            continue;
+        wake = atomic_load(&page->wake);
+        if (wake == session->event_wake)
+            continue;
+        session->event_wake = wake;
+        /* A full counter is readable already. */
+        if (write(session->event, &one, sizeof(one)) < 0 && errno != EAGAIN)
+            log_line("rank %u: its event descriptor broke", session->rank);
+    }
+}
+
 static void handle_message(struct session *session, struct wire_msg *msg)
 {
-    if (session->state == SESSION_JOINED)
+    if (session->state == SESSION_JOINED && msg->type == WIRE_EVENT_GET && msg->request > 0)
+        event_get(session, msg);
+    else if (session->state == SESSION_JOINED)
         handle_joined(session, msg);
     else if (session->state == SESSION_LEFT)
         return; /* it said that it would send no more */
@@ -459,6 +501,7 @@ void session_start(struct engine *engine, int fd, const uint8_t *hello, size_t h
         return;
     }
     session->engine = engine;
+    session->event = -1;
     session->pid = cred.pid;
     outbox_start(&session->outbox);
     escape_string(msg->u.hello.client, session->client, sizeof(session->client));

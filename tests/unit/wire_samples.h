@@ -229,7 +229,7 @@ static inline void samples_make(void)
     static const uint16_t empty[] = {WIRE_WAIT_READY, WIRE_LEAVE,        WIRE_MICRO_END,
                                      WIRE_STEP_END,   WIRE_UPDATE_BEGIN, WIRE_UPDATE_COMMIT,
                                      WIRE_MEASURE,    WIRE_STATS_GET,    WIRE_STATUS_GET,
-                                     WIRE_DRAIN,      WIRE_ENGINE_STOP};
+                                     WIRE_DRAIN,      WIRE_ENGINE_STOP,  WIRE_EVENT_GET};
 
     samples_used = 0;
     samples_lists();
