@@ -522,8 +522,8 @@ static void test_rejoin_torn(void **state)
     kit_none();
 }
 
-/* A surviving rank writes its shard while another dies; its messages come after the failure, the last
- * of them when the next generation forms already. */
+/* A surviving rank writes its shard while another dies; its messages come after the failure, the
+ * last of them when the next generation forms already. */
 static void test_update_that_overlaps_the_loss(void **state)
 {
     (void)state;
