@@ -23,8 +23,9 @@ static void save_input(int number)
 {
     const int fd = open(crash_name, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
 
-    if (fd >= 0 && write(fd, input, input_bytes) >= 0)
-        (void)write(STDERR_FILENO, crash_name, strlen(crash_name));
+    if (fd < 0 || write(fd, input, input_bytes) < 0 ||
+        write(STDERR_FILENO, crash_name, strlen(crash_name)) < 0)
+        _exit(1);
     signal(number, SIG_DFL);
     raise(number);
 }
