@@ -19,6 +19,25 @@ static struct fx *open_memory(uint32_t stage, uint32_t accumulate, uint32_t micr
     return fx;
 }
 
+/* ---- edges ----------------------------------------------------------------------------------------------------- */
+
+static void edges_are_known_by_name(void **state)
+{
+    (void)state;
+    assert_true(edges_parse("GRAD_WRITTEN") == 1); /* the table's first row */
+    assert_true(edges_parse("ALL_READY") == 2);
+    assert_true(edges_parse("POOL_FREE") == 1ull << (EDGES - 1));
+    assert_true(edges_parse("ALL_READ") == 0);
+    assert_true(edges_parse("") == 0);
+    assert_true(edges_parse(NULL) == 0);
+#ifdef GW_TEST_EDGES
+    assert_false(edge_kept(2, EDGE_ALL_READY));
+#else
+    assert_true(edge_kept(2, EDGE_ALL_READY)); /* other builds keep every row */
+#endif
+    assert_true(edge_kept(2, EDGE_GRAD_WRITTEN));
+}
+
 /* ---- memory ------------------------------------------------------------------------------------------------- */
 
 static void arenas_of_all_stages_and_modes(void **state)
@@ -324,24 +343,47 @@ static void reads_wait_for_updates_and_gathers(void **state)
     assert_int_equal(fx_io(fx, 0, 0, 0, 0, 1), 0); /* nobody updates (yet): now */
     fx_expect(fx, "IO@0 r p0 0+1\n");
     assert_int_equal(fx_bare(fx, 0, WIRE_UPDATE_BEGIN), 0);
+    assert_int_equal(fx_bare(fx, 1, WIRE_UPDATE_BEGIN), 0);
+    assert_int_equal(fx_io(fx, 1, 0, 0, 0, 1), 0); /* it would wait for itself */
+    fx_expect(fx, "DONE@1 -2\n");
+    assert_int_equal(fx_bare(fx, 1, WIRE_UPDATE_COMMIT), 0);
     assert_int_equal(fx_io(fx, 1, 0, 0, 0, 1), 0);
-    fx_expect(fx, "");
+    fx_expect(fx, ""); /* rank 0 is writing */
     assert_int_equal(fx_io(fx, 1, 0, 0, 0, 2), 0); /* one at a time in its staging memory */
     fx_expect(fx, "DONE@1 -10\n");
+    assert_true(zero_needs(fx->zero, 0));
+    assert_false(zero_needs(fx->zero, 1));
     assert_int_equal(fx_bare(fx, 0, WIRE_UPDATE_COMMIT), 0);
-    fx_expect(fx, ""); /* rank 1's shard is still of the last version */
-    assert_true(zero_needs(fx->zero, 1) == false && zero_needs(fx->zero, 0) == false);
-    assert_int_equal(fx_bare(fx, 1, WIRE_UPDATE_BEGIN), 0);
-    assert_int_equal(fx_bare(fx, 1, WIRE_UPDATE_COMMIT), 0);
     assert_int_equal(fx_count(fx, "GA"), 4);
     fx_all_done(fx);
     fx_expect(fx, "IO@1 r p0 0+1\n");
     fx_free(fx);
 }
 
+/* One rank has updated, another has not gone on yet: shards are of two versions. */
+static void reads_wait_for_one_version_everywhere(void **state)
+{
+    struct fx *fx = open_io();
+
+    (void)state;
+    fx_all(fx, WIRE_STEP_END);
+    fx_all_done(fx);
+    assert_int_equal(fx_bare(fx, 0, WIRE_UPDATE_BEGIN), 0);
+    assert_int_equal(fx_bare(fx, 0, WIRE_UPDATE_COMMIT), 0);
+    fx_lines(fx);
+    assert_int_equal(fx_io(fx, 0, 0, 0, 0, 1), 0);
+    fx_expect(fx, "");
+    assert_int_equal(fx_bare(fx, 1, WIRE_UPDATE_BEGIN), 0);
+    assert_int_equal(fx_bare(fx, 1, WIRE_UPDATE_COMMIT), 0);
+    fx_all_done(fx);
+    assert_int_equal(fx_count(fx, "IO@0 r p0 0+1"), 1);
+    fx_free(fx);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(edges_are_known_by_name),
         cmocka_unit_test(arenas_of_all_stages_and_modes),
         cmocka_unit_test(ranks_past_the_end_own_padding_only),
         cmocka_unit_test(parameters_lie_with_their_owner),
@@ -354,6 +396,7 @@ int main(void)
         cmocka_unit_test(parts_that_do_not_exist_are_refused),
         cmocka_unit_test(not_in_the_middle_of_a_step),
         cmocka_unit_test(reads_wait_for_updates_and_gathers),
+        cmocka_unit_test(reads_wait_for_one_version_everywhere),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
