@@ -378,7 +378,7 @@ int grad_micro_end(struct zero *z, uint32_t rank)
 static int check_unused(struct zero *z, uint32_t rank)
 {
     const struct gw_layout_param *params = layout_params(z->layout);
-    struct text text;
+    struct text text = {0};
     uint32_t missing = 0;
 
     for (uint32_t p = 0; p < z->params; p++) {
