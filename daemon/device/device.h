@@ -82,6 +82,9 @@ struct device_work {
     uint64_t wait_op; /* an op enqueued before, on any stream; 0: none */
     uint64_t ranks;   /* bit per rank: fails when one of them is aborted */
     uint64_t ready_ns;
+    /* A signal's started_ns is where the stream's uninterrupted run of such works began: who waits
+     * for the last of a run waits for all of it. */
+    bool chained;
     const struct device_wait *waits;
     uint32_t wait_count;
     const struct device_signal *signals;
@@ -116,7 +119,8 @@ struct device_ops {
     /* Streams live as long as the device. GW_E_LIMIT, GW_E_NOMEM. */
     int (*stream_new)(struct device *device, const char *name, struct device_stream **ret_stream);
     int (*enqueue)(struct device_stream *stream, const struct device_work *work);
-    /* Raises once `op` is done: now if it is already (or 0), never if it fails. */
+    /* Raises once `op` is done: now if it is already (or 0), never if it fails. The stamps are the
+     * op's; now for op 0; long ago (1) for one done before, so that a wait for it is all wake-up. */
     int (*signal_after)(struct device *device, uint64_t op, const struct device_signal *signal);
     /* Some client raised a timeline or rang its bell: waits are looked at again. (cuda: nothing.) */
     void (*kick)(struct device *device);

@@ -67,7 +67,7 @@ static void raise_all(struct host_device *device, struct host_work *work)
     const struct device_done *done = &work->done;
 
     pthread_mutex_unlock(&device->lock);
-    host_raise(device, what->signals, what->signal_count, what->ready_ns, done->started_ns,
+    host_raise(device, what->signals, what->signal_count, what->ready_ns, work->run_started_ns,
                done->done_ns);
     pthread_mutex_lock(&device->lock);
     /* More may be asked for while these are raised; once the list is found empty under the lock,
@@ -78,7 +78,7 @@ static void raise_all(struct host_device *device, struct host_work *work)
         work->later = NULL;
         work->later_count = work->later_room = 0;
         pthread_mutex_unlock(&device->lock);
-        host_raise(device, later, count, what->ready_ns, done->started_ns, done->done_ns);
+        host_raise(device, later, count, what->ready_ns, work->run_started_ns, done->done_ns);
         free(later);
         pthread_mutex_lock(&device->lock);
     }
@@ -108,6 +108,14 @@ static void finish(struct host_stream *stream, struct host_work *work)
     }
 }
 
+/* A chained work that was ready before the last one ended goes on with its run. */
+static void join_run(struct host_stream *stream, struct host_work *work)
+{
+    if (!work->work.chained || work->work.ready_ns > stream->last_done_ns)
+        stream->run_started_ns = work->done.started_ns;
+    work->run_started_ns = stream->run_started_ns;
+}
+
 /* With the lock held at entry and exit. */
 static void execute(struct host_stream *stream, struct host_work *work)
 {
@@ -116,6 +124,7 @@ static void execute(struct host_stream *stream, struct host_work *work)
 
     wait_turn(stream, work);
     work->done.started_ns = host_now_ns();
+    join_run(stream, work);
     if (what->hold && !failed(device, work)) {
         uint64_t until_ns;
         pthread_mutex_unlock(&device->lock);
@@ -129,7 +138,7 @@ static void execute(struct host_stream *stream, struct host_work *work)
         what->run(what->arg, NULL);
         pthread_mutex_lock(&device->lock);
     }
-    work->done.done_ns = host_now_ns();
+    work->done.done_ns = stream->last_done_ns = host_now_ns();
     /* An abort during the run: values may rest on a dead rank's bytes, so nobody is told. */
     work->done.failed = work->done.failed || failed(device, work);
     if (!work->done.failed)
@@ -298,7 +307,7 @@ int host_signal_after(struct device *device, uint64_t op, const struct device_si
         r = add_later(work, signal);
     pthread_mutex_unlock(&host->lock);
     if (!work) {
-        now_ns = host_now_ns();
+        now_ns = op ? 1 : host_now_ns();
         host_raise(host, signal, 1, now_ns, now_ns, now_ns);
     }
     return r;

@@ -129,6 +129,7 @@ static int local_launch(struct fabric *fabric, const struct fabric_op *op)
                                       .wait_op = op->op->wait_op,
                                       .ranks = ranks_of(op->op),
                                       .ready_ns = op->op->ready_ns,
+                                      .chained = op->op->stream == CORE_STREAM_GATHER,
                                       .waits = op->waits,
                                       .wait_count = op->wait_count,
                                       .signals = op->signals,
