@@ -1,0 +1,306 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What happens when something dies: a rank in every state, an engine, the daemon under load.
+
+After a rank's death the others are told, the shards stay, and the same ranks form the job anew; a
+shard whose owner died inside its update is never served.
+"""
+import hashlib
+import os
+import signal
+import time
+
+import pytest
+
+import gw
+
+S = gw.S
+NUMELS = [10, 30]
+INITIAL = [3.0, 5.0]
+LINGER = 8 * S
+
+# In the order of a rank's life; each is reached by both ranks, then rank 1 kills itself.
+STATES = ["joined", "registered", "sealed", "written", "fetched", "acquired", "ready", "step_ended",
+          "verdict", "updating", "committed"]
+
+
+@pytest.fixture
+def where(daemon, tmp_path):
+    return {"socket": str(daemon.socket), "id": str(tmp_path / "job.id"), "dir": str(tmp_path)}
+
+
+def attach(rank, where, stage):
+    job = gw.Job(rank, 2, id_path=where["id"], socket=where["socket"], linger_ns=LINGER)
+    job.wait_ready()
+    return job
+
+
+def seal(job, stage):
+    for j, numel in enumerate(NUMELS):
+        job.param(f"p{j}", numel, f"u{j}")
+    job.seal(stage=stage, bucket_bytes=64)
+
+
+def forward(job):
+    seen = []
+    for u in range(2):
+        job.wait(job.fetch(u))
+        seen.append(job.values(u, NUMELS[u]))
+        job.release(u)
+    return seen
+
+
+def backward(job):
+    for j in (1, 0):
+        job.put(j, [1.0] * NUMELS[j])
+
+
+def apply(job):
+    """params -= gradient (which is 1 everywhere)."""
+    for s in job.spans():
+        for i in range(s.valid_numel):
+            s.params[i] -= s.grads[i]
+
+
+def one_step(job):
+    seen = forward(job)
+    backward(job)
+    job.step_end()
+    job.wait_step()
+    job.wait(job.update_begin())
+    apply(job)
+    job.update_commit()
+    return seen
+
+
+def until(job, state, stage, where, rank):
+    """Runs a first whole step, then as far as `state`."""
+    if state == "joined":
+        return
+    if state == "registered":
+        for j, numel in enumerate(NUMELS):
+            job.param(f"p{j}", numel, f"u{j}")
+        return
+    seal(job, stage)
+    if state == "sealed":
+        return
+    if rank == 0:
+        for j in range(2):
+            job.write(j, [INITIAL[j]] * NUMELS[j])
+    job.barrier()
+    if state == "written":
+        return
+    one_step(job)
+    job.wait(job.fetch(0))
+    if state == "fetched":
+        return
+    job.release(0)
+    p, n = job.acquire(1)
+    if state == "acquired":
+        return
+    for i in range(n):
+        p[i] = 1.0
+    job.ready(1)
+    if state == "ready":
+        return
+    for k in range(1, len(job.pieces(1))):
+        p, n = job.acquire(1, k)
+        for i in range(n):
+            p[i] = 1.0
+        job.ready(1, k)
+    job.put(0, [1.0] * NUMELS[0])
+    job.step_end()
+    if state == "step_ended":
+        return
+    job.wait_step()
+    if state == "verdict":
+        return
+    job.wait(job.update_begin())
+    apply(job)
+    if state == "updating":
+        return
+    job.update_commit()
+
+
+def flag(where, name):
+    open(os.path.join(where["dir"], name), "w").close()
+
+
+def await_flag(where, name, seconds=30):
+    deadline = time.monotonic() + seconds
+    while not os.path.exists(os.path.join(where["dir"], name)):
+        assert time.monotonic() < deadline, f"no {name}"
+        time.sleep(0.005)
+
+
+def dying_rank(rank, where, state, stage):
+    """Rank 1: up to the state, then SIGKILL; with .again: joins anew and runs a step."""
+    job = attach(rank, where, stage)
+    until(job, state, stage, where, rank)
+    if rank == 1:
+        flag(where, "there")
+        await_flag(where, "both")
+        os.kill(os.getpid(), signal.SIGKILL)
+    await_flag(where, "there")
+    flag(where, "both")
+    t0 = time.monotonic()
+    try:
+        job.barrier(30 * S)
+        told = None
+    except gw.Error as e:
+        told = (e.name, e.text, time.monotonic() - t0)
+    job.close()
+    return told, second_life(rank, where, state, stage)
+
+
+def second_life(rank, where, state, stage):
+    job = attach(rank, where, stage)
+    try:
+        seal(job, stage)
+    except gw.Error as e:
+        job.close()
+        return e.name, e.text
+    if state in ("joined", "registered", "sealed"):
+        if rank == 0:
+            for j in range(2):
+                job.write(j, [INITIAL[j]] * NUMELS[j])
+        job.barrier()
+    first = one_step(job)
+    second = forward(job)
+    generation = job.generation()
+    job.barrier()
+    job.close()
+    return generation, [v[0] for v in first], [v[0] for v in second], \
+        all(len(set(v)) == 1 for v in first + second)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("state", STATES)
+def test_a_rank_killed_in_any_state_and_the_job_formed_anew(where, daemon, state, stage):
+    ranks = gw.Ranks(2, dying_rank, where, state, stage)
+    ranks.procs[1][0].join(40)
+    again = gw.Ranks(1, _second_life_of_rank_1, where, state, stage)
+    (kind, value), _ = ranks.join(40)
+    (kind1, value1), = again.join(40)
+    assert (kind, kind1) == ("ok", "ok"), (value, value1)
+    told, rank0 = value
+    assert told is not None and told[0] == "GW_E_PEER_LOST" and "rank 1" in told[1], told
+    assert told[2] < 10
+    if state == "updating":
+        assert rank0[0] == value1[0] == "GW_E_TORN"
+        assert "rank" in rank0[1]
+    else:
+        steps_done = {"joined": 0, "registered": 0, "sealed": 0, "written": 0, "committed": 2}.get(
+            state, 1)
+        want = [v - steps_done for v in INITIAL]
+        for generation, first, second, uniform in (rank0, value1):
+            assert generation == 2
+            assert uniform
+            assert first == want
+            assert second == [v - 1 for v in want]
+    daemon.ctl("stop", "--engines")
+
+
+def _second_life_of_rank_1(_, where, state, stage):
+    return second_life(1, where, state, stage)
+
+
+# ---- the engine ----------------------------------------------------------------------------------
+
+
+def orphan_rank(rank, where):
+    job = attach(rank, where, 2)
+    seal(job, 2)
+    t = job.fetch(0)
+    job.wait(t)
+    p, n = job.acquire(1)
+    flag(where, f"up{rank}")
+    await_flag(where, "killed")
+    t0 = time.monotonic()
+    for i in range(n):
+        p[i] = 1.0  # mapped memory stays: no SIGBUS
+    names = []
+    for attempt in (lambda: job.barrier(30 * S), lambda: job.stats(),
+                    lambda: job.wait(job.fetch(1), 30 * S)):
+        try:
+            attempt()
+            names.append("ok")
+        except gw.Error as e:
+            names.append(e.name)
+    seconds = time.monotonic() - t0
+    job.close()
+    return names, seconds
+
+
+def test_clients_of_a_killed_engine_get_a_typed_error(where, daemon):
+    ranks = gw.Ranks(2, orphan_rank, where)
+    for r in range(2):
+        await_flag(where, f"up{r}")
+    (engine,) = daemon.engines()
+    os.kill(engine, signal.SIGKILL)
+    flag(where, "killed")
+    for kind, value in ranks.join(60):
+        assert kind == "ok", value
+        names, seconds = value
+        print(f"three typed errors after {seconds:.3f} s")
+        assert names == ["GW_E_ENGINE_LOST"] * 3, names
+        assert seconds < 30
+    daemon.assert_idle(30)
+
+
+# ---- the daemon ----------------------------------------------------------------------------------
+
+
+def training_rank(rank, world, where, stage, steps, flags):
+    job = gw.Job(rank, world, id_path=where["id"], socket=where["socket"], linger_ns=-1)
+    job.wait_ready()
+    numels = [700, 1300, 64, 2049]
+    for j, numel in enumerate(numels):
+        job.param(f"p{j}", numel, f"u{j}")
+    job.seal(stage=stage, bucket_bytes=4096)
+    if rank == 0:
+        for j in range(4):
+            job.write(j, [0.5 * (j + 1)] * numels[j])
+    job.barrier()
+    h = hashlib.sha256()
+    for step in range(steps):
+        if flags and step == 5:
+            flag(where, f"running{rank}")
+        if flags and step == 10:
+            await_flag(where, "go")
+        for u in range(4):
+            job.wait(job.fetch(u))
+            h.update(repr(job.values(u, 3)).encode())
+            job.release(u)
+        for j in (3, 2, 1, 0):
+            job.put(j, [(rank + 1) * 0.001 * ((step * 7 + j) % 13)] * numels[j])
+        job.step_end()
+        h.update(repr(job.wait_step().norm).encode())
+        job.wait(job.update_begin())
+        for s in job.spans():
+            for i in range(0, s.valid_numel, 1):
+                s.params[i] -= 0.1 * s.grads[i]
+        job.update_commit()
+    job.barrier()
+    job.close()
+    return h.hexdigest()
+
+
+@pytest.mark.parametrize("how", ["SIGTERM", "SIGKILL"])
+def test_a_restart_of_the_daemon_is_not_noticed_by_running_jobs(where, daemon, tmp_path, how):
+    undisturbed = gw.run(2, training_rank, 2, where, 2, 25, False)
+    other = dict(where, id=str(tmp_path / "other.id"))
+    ranks = gw.Ranks(2, training_rank, 2, other, 2, 25, True)
+    for r in range(2):
+        await_flag(where, f"running{r}")
+    tags = [j["tag"] for j in daemon.jobs()]
+    assert len(tags) == 1
+    daemon.stop(getattr(signal, how))
+    assert len(daemon.engines()) == 1, "the engine ended with the daemon"
+    daemon.start()
+    assert [j["tag"] for j in daemon.jobs()] == tags, "the living job was not adopted"
+    flag(where, "go")
+    # New clients join while the adopted job runs.
+    late = dict(where, id=str(tmp_path / "late.id"))
+    assert gw.run(2, training_rank, 2, late, 2, 25, False) == undisturbed
+    assert ranks.join(60) == [("ok", v) for v in undisturbed]
+    daemon.assert_idle(30)
