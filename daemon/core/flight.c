@@ -103,11 +103,12 @@ static void describe(const struct core_flight *flight, struct text *text)
 
 bool flight_wait(const struct core *core, struct core_wait *ret_wait)
 {
-    const struct core_flight *flight = &core->flying.at[core->flying.first];
+    const struct core_flight *flight;
     struct text text;
 
     if (core->flying.count == 0)
         return false;
+    flight = &core->flying.at[core->flying.first];
     ret_wait->since_ns = flight->since_ns;
     ret_wait->missing = 0;
     text_start(&text, ret_wait->text, sizeof(ret_wait->text));

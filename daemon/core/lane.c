@@ -330,18 +330,17 @@ bool lane_needs(const struct core *core, uint32_t rank)
     return false;
 }
 
-/* The longest-waiting op that some member has not submitted. */
+/* The longest-waiting op. A rank's first one is the next of its group, which some member has not
+ * submitted; else it were launched. */
 static const struct lane_op *oldest_pending(const struct core *core)
 {
     const struct lane_op *oldest = NULL;
 
-    for (uint32_t group = 0; group < core->group_count; group++) {
-        for (uint32_t i = 0; i < core->groups[group].count; i++) {
-            const struct lane_op *op = next_op(core, core->groups[group].ranks[i], group);
+    for (uint32_t rank = 0; rank < core->config.world; rank++) {
+        const struct lane_rank *lane = &core->ranks[rank].lane;
 
-            if (op && (!oldest || op->since_ns < oldest->since_ns))
-                oldest = op;
-        }
+        if (lane->pending_count && (!oldest || lane->pending[0].since_ns < oldest->since_ns))
+            oldest = &lane->pending[0];
     }
     return oldest;
 }
