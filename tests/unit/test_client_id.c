@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A job id through a file: complete or absent, readable by its owner alone. ctest: link=gw_client */
+/*
+ * A job id through a file: complete or absent, readable by its owner alone.
+ * ctest: link=gw_client
+ */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
