@@ -55,7 +55,7 @@ void memory_init(struct memory *memory, const struct layout *layout,
         memory->prefetch_bytes = memory->page->max_fetch_numel * MEMORY_FLOAT;
 }
 
-/* ---- sizes -------------------------------------------------------------------------------------- */
+/* ---- sizes ----------------------------------------------------------------------------------- */
 
 static uint64_t rank_bytes(const struct memory *memory, enum gw_arena_kind kind)
 {
@@ -99,7 +99,7 @@ uint64_t memory_arena_bytes(const struct memory *memory, enum gw_arena_kind kind
     return (uint32_t)rank < memory->world ? rank_bytes(memory, kind) : 0;
 }
 
-/* ---- references ---------------------------------------------------------------------------------- */
+/* ---- references ------------------------------------------------------------------------------ */
 
 static struct core_ref ref_at(enum gw_arena_kind kind, uint32_t rank, uint64_t element)
 {

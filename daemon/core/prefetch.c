@@ -40,7 +40,7 @@ struct prefetch {
     struct prefetch_figures figures;
 };
 
-/* ---- set-up --------------------------------------------------------------------------------------- */
+/* ---- set-up ---------------------------------------------------------------------------------- */
 
 static int allocate(struct prefetch *plan, const struct gw_layout_page *page)
 {
@@ -97,7 +97,7 @@ struct prefetch *prefetch_free(struct prefetch *plan)
     return NULL;
 }
 
-/* ---- residencies --------------------------------------------------------------------------------- */
+/* ---- residencies ----------------------------------------------------------------------------- */
 
 static void start_residency(struct prefetch *plan, uint32_t f, uint64_t offset)
 {
@@ -178,7 +178,7 @@ static void pass_others(struct prefetch *plan, uint32_t f)
     }
 }
 
-/* ---- sequence -------------------------------------------------------------------------------------- */
+/* ---- sequence -------------------------------------------------------------------------------- */
 
 /* The residency of f is used for the first time: record it, and find it in the recorded order. */
 static void follow(struct prefetch *plan, uint32_t f)
@@ -268,7 +268,7 @@ bool prefetch_ahead(struct prefetch *plan, struct prefetch_gather *ret_gather)
     return false;
 }
 
-/* ---- steps -------------------------------------------------------------------------------------------- */
+/* ---- steps ----------------------------------------------------------------------------------- */
 
 static void end_all(struct prefetch *plan)
 {

@@ -11,7 +11,8 @@
  * gather each unit twice. The order of first fetches is recorded, residency by residency, and the
  * next step gathers ahead along it: as far as prefetch_bytes (gathered and not yet fetched) and
  * the budget (all residencies) allow, never past the step's end. A fetch out of order moves on to
- * its next occurrence in the record; if there is none, nothing is gathered ahead until the step ends.
+ * its next occurrence in the record; if there is none, nothing is gathered ahead until the step
+ * ends.
  *
  * All residencies together take at most budget + the largest fetch unit.
  */

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- texts and replies ----------------------------------------------------------------------------------- */
+/* ---- texts and replies ----------------------------------------------------------------------- */
 
 int zero_fail_start(struct zero *z, int code, uint32_t rank, struct text *ret_text)
 {
@@ -55,7 +55,7 @@ const char *zero_unit_name(const struct zero *z, uint32_t unit)
     return layout_name(z->layout, layout_units(z->layout)[unit].name_at);
 }
 
-/* ---- set-up ------------------------------------------------------------------------------------------------ */
+/* ---- set-up ---------------------------------------------------------------------------------- */
 
 /* calloc of a product, at least one element, so that NULL means lack of memory only. */
 static void *table(uint64_t a, uint64_t b, uint64_t c, size_t element)
@@ -210,7 +210,7 @@ struct zero *zero_free(struct zero *z)
     return NULL;
 }
 
-/* ---- queues ------------------------------------------------------------------------------------------------ */
+/* ---- queues ---------------------------------------------------------------------------------- */
 
 int zero_queue_put(struct zero *z, struct zero_queue *queue, uint32_t rank,
                    const struct zero_late *what, const struct wire_ready_entry *entries)
@@ -249,7 +249,7 @@ void zero_queue_drop(struct zero_queue *queue)
     free(late);
 }
 
-/* ---- events -------------------------------------------------------------------------------------------------- */
+/* ---- events ---------------------------------------------------------------------------------- */
 
 static bool goes_on(uint16_t type)
 {
@@ -405,7 +405,7 @@ int zero_event(struct zero *z, uint64_t now_ns, const struct core_event *event,
     return r;
 }
 
-/* ---- re-attaching ---------------------------------------------------------------------------------------------- */
+/* ---- re-attaching ---------------------------------------------------------------------------- */
 
 /* Shards must hold the same version everywhere: nobody inside an open window, and of the last step
  * either all updates or none. */
@@ -475,7 +475,7 @@ int zero_reattach(struct zero *z, struct core_fault *ret_fault)
     return 0;
 }
 
-/* ---- memory ------------------------------------------------------------------------------------------------------- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 uint64_t zero_arena_bytes(const struct zero *z, enum gw_arena_kind kind, int rank)
 {

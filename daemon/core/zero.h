@@ -39,8 +39,8 @@ void zero_op_done(struct zero *zero, uint64_t now_ns, uint64_t op, uint64_t star
                   uint64_t done_ns);
 /* Rank is gone for good in this generation: true if something waits, or will wait, for it. */
 bool zero_needs(const struct zero *zero, uint32_t rank);
-/* The generation has broken, but a rank still says what it had begun before it knew: that it updates
- * its shard, or has. Only remembered, for zero_reattach. */
+/* The generation has broken, but a rank still says what it had begun before it knew: that it
+ * updates its shard, or has. Only remembered, for zero_reattach. */
 void zero_late_update(struct zero *zero, uint32_t rank, bool commit);
 /* Oldest wait; false: none. */
 bool zero_oldest_wait(const struct zero *zero, struct core_wait *ret_wait);

@@ -22,7 +22,7 @@ static uint64_t *unit_gather(const struct zero *z, uint32_t rank, uint32_t fetch
     return &z->unit_gather[(size_t)rank * z->fetch_units + fetch_unit];
 }
 
-/* ---- declarations ------------------------------------------------------------------------------------- */
+/* ---- declarations ---------------------------------------------------------------------------- */
 
 static int enqueue(struct zero *z, uint32_t rank, uint16_t type, uint32_t unit, uint64_t step)
 {
@@ -91,7 +91,7 @@ int fetch_step_end(struct zero *z, uint32_t rank)
     return enqueue(z, rank, WIRE_STEP_END, 0, z->ranks[rank].ended + 1);
 }
 
-/* ---- serving ------------------------------------------------------------------------------------------- */
+/* ---- serving --------------------------------------------------------------------------------- */
 
 struct core_op *fetch_gather_op(struct zero *z, uint32_t rank, uint32_t fetch_unit,
                                 uint64_t offset_bytes, enum flight_kind flight)
@@ -106,7 +106,7 @@ struct core_op *fetch_gather_op(struct zero *z, uint32_t rank, uint32_t fetch_un
     op->out = out;
     if (at)
         at->rank = rank;
-    /* Mapped: the parameters are where they are read; the op counts and orders, and moves nothing. */
+    /* Mapped: the parameters are where they are read; the op counts and orders, moves nothing. */
     if (out && !z->memory.mapped)
         *out = (struct core_ref){.kind = GW_ARENA_POOL,
                                  .rank = (int16_t)rank,

@@ -21,7 +21,7 @@
 
 #define UNUSED_NAMES 8u /* named in a text */
 
-/* ---- resetting --------------------------------------------------------------------------------------- */
+/* ---- resetting ------------------------------------------------------------------------------- */
 
 /* A new micro-step of the rank: what was not final is outstanding again. */
 static void reset_micro_step(struct zero *z, uint32_t rank)
@@ -76,7 +76,7 @@ void grad_reset_step(struct zero *z)
     z->digest = HASH_START;
 }
 
-/* ---- closing contributions --------------------------------------------------------------------------- */
+/* ---- closing contributions ------------------------------------------------------------------- */
 
 static void arrive(struct zero *z, uint32_t rank, struct zero_due *due)
 {
@@ -159,7 +159,7 @@ static void close_contribution(struct zero *z, uint32_t rank, uint32_t bucket, b
         finish(z, rank, bucket);
 }
 
-/* ---- READY --------------------------------------------------------------------------------------------- */
+/* ---- READY ----------------------------------------------------------------------------------- */
 
 static int check_entry(struct zero *z, uint32_t rank, const struct wire_ready_entry *entry)
 {
@@ -312,7 +312,15 @@ int grad_ready(struct zero *z, uint32_t rank, const struct wire_ready_entry *ent
     return r;
 }
 
-/* ---- ends ------------------------------------------------------------------------------------------------ */
+/* ---- ends ------------------------------------------------------------------------------------ */
+
+static bool micro_steps_fit(const struct zero *z, const struct zero_rank *mine,
+                            const struct zero_rank *other, bool ends)
+{
+    if (other->ended > z->step)
+        return ends ? other->micro == mine->micro : other->micro >= mine->micro;
+    return !ends || other->micro <= mine->micro;
+}
 
 /* Ranks that make different numbers of micro-steps would wait for each other for ever. */
 static int check_micro_steps(struct zero *z, uint32_t rank, bool ends)
@@ -323,12 +331,12 @@ static int check_micro_steps(struct zero *z, uint32_t rank, bool ends)
         const struct zero_rank *other = &z->ranks[q];
         bool ended = other->ended > z->step;
 
-        if (q == rank || (ended ? other->micro == mine->micro || (!ends && other->micro > mine->micro)
-                                : !ends || other->micro <= mine->micro))
+        if (q == rank || micro_steps_fit(z, mine, other, ends))
             continue;
         return zero_fail(z, GW_E_MISMATCH, rank,
-                         "rank %u %s micro-step %u of step %llu, but rank %u %s %u: bucket %u would "
-                         "lack a contribution. All ranks must make the same number of micro-steps",
+                         "rank %u %s micro-step %u of step %llu, but rank %u %s %u: bucket %u "
+                         "would lack a contribution. All ranks must make the same number of "
+                         "micro-steps",
                          rank, ends ? "ended the step with" : "is in", mine->micro + 1,
                          (unsigned long long)z->step + 1, q, ended ? "ended it with" : "is in",
                          other->micro + 1, z->order[0]);

@@ -13,7 +13,7 @@
  *   zero_ops.c      ops: making them, what is in flight, times
  *   zero_report.c   oldest wait, who is needed, statistics
  *
- * Steps count from 1. `step` is the number of steps that every rank has ended; the ledger holds step
+ * Steps count from 1. `step` is the number of steps that every rank has ended; the ledger holds
  * step + 1. A rank that has ended it already is ahead: its next gradients wait in its backlog.
  * `gate` is the number of steps that every rank has resolved (committed or skipped): parameters of
  * step gate + 1 may be gathered, and reductions of step gate + 1 may write to shards.
@@ -35,7 +35,11 @@
 #define ZERO_PASSES 3u       /* of a measurement */
 
 /* Bits of a piece, per rank. */
-enum { PIECE_READY = 1, /* in this micro-step */ PIECE_FINAL = 2, PIECE_EVER = 4 /* in this step */ };
+enum {
+    PIECE_READY = 1, /* in this micro-step */
+    PIECE_FINAL = 2,
+    PIECE_EVER = 4, /* in this step */
+};
 
 /* How a rank fills a bucket under accumulate=local in this step. */
 enum { STYLE_NONE, STYLE_REPLACE, STYLE_RUNNING };
@@ -208,7 +212,7 @@ struct zero {
     struct zero_measure measure;
 };
 
-/* ---- tables ---------------------------------------------------------------------------------------- */
+/* ---- tables ---------------------------------------------------------------------------------- */
 
 static inline struct zero_entry *zero_entry(const struct zero *z, uint32_t rank, uint32_t bucket)
 {
@@ -248,7 +252,7 @@ static inline bool zero_edge(const struct zero *z, enum edge edge)
 
 #define ZERO_BIT(rank) (1ull << (rank))
 
-/* ---- zero.c ---------------------------------------------------------------------------------------- */
+/* ---- zero.c ---------------------------------------------------------------------------------- */
 
 /* Fills in the fault and returns code. */
 int zero_fail(struct zero *z, int code, uint32_t rank, const char *format, ...)
@@ -267,7 +271,7 @@ void zero_queue_drop(struct zero_queue *queue);
 /* Everything that has become possible is launched. */
 int zero_pump(struct zero *z);
 
-/* ---- zero_grad.c ----------------------------------------------------------------------------------- */
+/* ---- zero_grad.c ----------------------------------------------------------------------------- */
 
 /* The rank's ledger for a new step; all ranks' tables of the step. */
 void grad_reset_step(struct zero *z);
@@ -276,7 +280,7 @@ int grad_ready(struct zero *z, uint32_t rank, const struct wire_ready_entry *ent
 int grad_micro_end(struct zero *z, uint32_t rank);
 int grad_step_end(struct zero *z, uint32_t rank);
 
-/* ---- zero_launch.c --------------------------------------------------------------------------------- */
+/* ---- zero_launch.c --------------------------------------------------------------------------- */
 
 /* ZERO ops over the pieces of a bucket that lack `bit`, and over its padding if `tail`. */
 void launch_zero_fill(struct zero *z, uint32_t rank, uint32_t bucket, uint8_t bit,
@@ -292,7 +296,7 @@ bool launch_reductions(struct zero *z);
 /* All of the ledger's step is launched. */
 bool launch_complete(const struct zero *z);
 
-/* ---- zero_slot.c ----------------------------------------------------------------------------------- */
+/* ---- zero_slot.c ----------------------------------------------------------------------------- */
 
 /* A piece of the bucket's open contribution lies in `slot`. */
 int slot_use(struct zero *z, uint32_t rank, uint32_t bucket, uint32_t slot);
@@ -302,7 +306,7 @@ void slot_op_done(struct zero *z, uint64_t op);
 /* Answers what can be answered. */
 void slot_pump(struct zero *z);
 
-/* ---- zero_step.c ----------------------------------------------------------------------------------- */
+/* ---- zero_step.c ----------------------------------------------------------------------------- */
 
 /* The rank goes on: an update that was not begun is skipped. */
 void step_touch(struct zero *z, uint32_t rank);
@@ -319,7 +323,7 @@ bool step_close(struct zero *z);
 /* Opens update windows when no gather reads the shards any more. */
 void step_open_updates(struct zero *z);
 
-/* ---- zero_fetch.c ---------------------------------------------------------------------------------- */
+/* ---- zero_fetch.c ---------------------------------------------------------------------------- */
 
 int fetch_declare(struct zero *z, uint32_t rank, uint32_t unit);
 int fetch_release(struct zero *z, uint32_t rank, uint32_t unit);
@@ -331,7 +335,7 @@ const char *fetch_held_name(const struct zero *z, uint32_t rank);
 struct core_op *fetch_gather_op(struct zero *z, uint32_t rank, uint32_t fetch_unit,
                                 uint64_t offset_bytes, enum flight_kind flight);
 
-/* ---- zero_measure.c, zero_io.c --------------------------------------------------------------------- */
+/* ---- zero_measure.c, zero_io.c --------------------------------------------------------------- */
 
 void measure_request(struct zero *z, uint32_t rank, uint32_t request);
 void measure_pump(struct zero *z);
@@ -342,7 +346,7 @@ void io_pump(struct zero *z);
 /* The ranks that are at work on a step; *ret_why says what the lowest of them does, or "". */
 uint64_t zero_busy(const struct zero *z, struct text *why);
 
-/* ---- zero_ops.c ------------------------------------------------------------------------------------ */
+/* ---- zero_ops.c ------------------------------------------------------------------------------ */
 
 /* A LAUNCH effect with id, members = all ranks, now as ready time; remembered as in flight. */
 struct core_op *ops_new(struct zero *z, enum core_op_kind kind, enum core_stream stream,

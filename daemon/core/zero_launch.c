@@ -24,7 +24,7 @@ void launch_consumed(struct zero *z, uint32_t rank, uint32_t bucket)
     ops_signal(z, bucket_signal(z, rank, bucket), zero_entry(z, rank, bucket)->last_op);
 }
 
-/* ---- local ops -------------------------------------------------------------------------------------- */
+/* ---- local ops ------------------------------------------------------------------------------- */
 
 static void zero_range(struct zero *z, uint32_t rank, uint32_t bucket, struct core_ref base,
                        uint64_t from, uint64_t to)
@@ -126,7 +126,7 @@ void launch_zero_reduced(struct zero *z, uint32_t bucket, bool consumed)
     z->zeroed[bucket] = 1;
 }
 
-/* ---- reductions -------------------------------------------------------------------------------------- */
+/* ---- reductions ------------------------------------------------------------------------------ */
 
 /* Where contribution m of a rank lies; kind NONE: it has none, or an empty one. */
 static struct core_ref input(const struct zero *z, uint32_t rank, uint32_t bucket, uint32_t m)
@@ -228,7 +228,7 @@ static void launch_nothing(struct zero *z, uint32_t bucket, uint32_t m)
     }
 }
 
-/* ---- order ------------------------------------------------------------------------------------------- */
+/* ---- order ----------------------------------------------------------------------------------- */
 
 /* Overlap off: nothing before every rank has declared all it contributes to this micro-step. */
 static bool all_declared(const struct zero *z, uint32_t m)

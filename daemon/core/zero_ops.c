@@ -11,7 +11,7 @@
 
 #define FLIGHT_ROOM 256u /* at first; a power of 2 */
 
-/* ---- ops in flight ------------------------------------------------------------------------------- */
+/* ---- ops in flight --------------------------------------------------------------------------- */
 
 /* Ids only rise, so an op's place is its id modulo the room; two ops in one place: more room. */
 static struct zero_flight *flight_place(const struct zero *z, uint64_t id)
@@ -67,7 +67,7 @@ struct zero_flight *ops_flight(const struct zero *z, uint64_t op)
     return op && at->id == op ? at : NULL;
 }
 
-/* ---- making ops ----------------------------------------------------------------------------------- */
+/* ---- making ops ------------------------------------------------------------------------------ */
 
 struct core_op *ops_new(struct zero *z, enum core_op_kind kind, enum core_stream stream,
                         enum gw_kind traffic, enum flight_kind flight)
@@ -127,7 +127,7 @@ void ops_payload(const struct zero *z, struct core_op *op, uint32_t first_bucket
     op->padding_bytes = (padded - numel) * MEMORY_FLOAT;
 }
 
-/* ---- times ----------------------------------------------------------------------------------------- */
+/* ---- times ----------------------------------------------------------------------------------- */
 
 /* Intervals of a step are united; when the step after the next begins, its length is taken. */
 static void comm_add(struct zero_comm *comm, uint64_t step, uint64_t started_ns, uint64_t done_ns)
@@ -175,7 +175,7 @@ void zero_op_done(struct zero *z, uint64_t now_ns, uint64_t op, uint64_t started
     io_pump(z);
 }
 
-/* ---- life ------------------------------------------------------------------------------------------- */
+/* ---- life ------------------------------------------------------------------------------------ */
 
 int ops_init(struct zero *z)
 {

@@ -12,7 +12,7 @@ static unsigned long long number(uint64_t value)
     return (unsigned long long)value;
 }
 
-/* ---- who waits for whom -------------------------------------------------------------------------------- */
+/* ---- who waits for whom ---------------------------------------------------------------------- */
 
 /* True: older than what *wait holds, which then starts anew. */
 static bool older(struct core_wait *wait, uint64_t since_ns, uint64_t missing)
@@ -143,7 +143,7 @@ bool zero_oldest_wait(const struct zero *z, struct core_wait *ret_wait)
     return true;
 }
 
-/* Others have begun a step that the rank has not ended, wait for its update, or for its measuring. */
+/* Others have begun a step that the rank has not ended, or wait for its update or measuring. */
 bool zero_needs(const struct zero *z, uint32_t rank)
 {
     const struct zero_rank *gone = &z->ranks[rank];
@@ -167,7 +167,7 @@ bool zero_needs(const struct zero *z, uint32_t rank)
     return false;
 }
 
-/* ---- statistics ------------------------------------------------------------------------------------------ */
+/* ---- statistics ------------------------------------------------------------------------------ */
 
 uint64_t zero_steps(const struct zero *z)
 {

@@ -38,7 +38,7 @@ int slot_use(struct zero *z, uint32_t rank, uint32_t bucket, uint32_t slot)
     return 0;
 }
 
-/* ---- ACQUIRE ------------------------------------------------------------------------------------------- */
+/* ---- ACQUIRE --------------------------------------------------------------------------------- */
 
 static void answer(struct zero *z, uint32_t rank, uint32_t slot)
 {

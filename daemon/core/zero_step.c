@@ -20,7 +20,7 @@ static unsigned long long number(uint64_t value)
     return (unsigned long long)value;
 }
 
-/* ---- a rank's update ------------------------------------------------------------------------------------ */
+/* ---- a rank's update ------------------------------------------------------------------------- */
 
 static void resolve(struct zero *z, uint32_t rank)
 {
@@ -83,7 +83,7 @@ void zero_late_update(struct zero *z, uint32_t rank, bool commit)
     }
 }
 
-/* ---- parameters of the next step ------------------------------------------------------------------------ */
+/* ---- parameters of the next step ------------------------------------------------------------- */
 
 void step_gather_all(struct zero *z, uint64_t step, bool counted)
 {
@@ -140,7 +140,7 @@ bool step_gate(struct zero *z)
     return changed;
 }
 
-/* ---- end of a step --------------------------------------------------------------------------------------- */
+/* ---- end of a step --------------------------------------------------------------------------- */
 
 static void *copy(struct zero *z, const void *from, size_t bytes)
 {
