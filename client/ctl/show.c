@@ -104,9 +104,8 @@ int show_status(const struct wire_msg *status, bool json)
     if (json)
         return print_json(json_pack("{s:s, s:I, s:o, s:b, s:I, s:s}", "version", version, "pid",
                                     (json_int_t)status->u.status.pid, "uptime_ns",
-                                    json_u64(status->u.status.uptime_ns), "draining",
-                                    (int)draining, "jobs", (json_int_t)status->u.status.jobs,
-                                    "socket", socket));
+                                    json_u64(status->u.status.uptime_ns), "draining", (int)draining,
+                                    "jobs", (json_int_t)status->u.status.jobs, "socket", socket));
     human_time(status->u.status.uptime_ns, uptime, sizeof(uptime));
     (void)printf("gradwired  %s, pid %" PRIu32 ", up %s\n"
                  "socket     %s\n"
@@ -130,8 +129,7 @@ static json_t *json_kinds(const uint64_t values[GW_KINDS])
 static json_t *json_job(const struct wire_job *job)
 {
     char tag[TAG_HEX_BYTES];
-    json_t *stage =
-        job->stage == UINT32_MAX ? json_null() : json_integer((json_int_t)job->stage);
+    json_t *stage = job->stage == UINT32_MAX ? json_null() : json_integer((json_int_t)job->stage);
 
     tag_to_hex(job->tag, tag);
     return json_pack(
@@ -168,8 +166,8 @@ static int show_jobs_json(const struct ctl_jobs *jobs)
 enum column { TAG, NAME, USER, STATE, RANKS, STAGE, STEPS, AGE, MEMORY, PID, COLUMNS };
 static const char *const heads[COLUMNS] = {"JOB",   "NAME",  "USER", "STATE",  "RANKS",
                                            "STAGE", "STEPS", "AGE",  "MEMORY", "PID"};
-static const bool right_aligned[COLUMNS] = {[RANKS] = true, [STAGE] = true,  [STEPS] = true,
-                                            [AGE] = true,   [MEMORY] = true, [PID] = true};
+static const bool right_aligned[COLUMNS] = {
+    [RANKS] = true, [STAGE] = true, [STEPS] = true, [AGE] = true, [MEMORY] = true, [PID] = true};
 typedef char row[COLUMNS][CELL_BYTES];
 
 static void fill_row(const struct wire_job *job, row cells)

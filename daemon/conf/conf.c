@@ -134,8 +134,7 @@ void conf_allowed(const struct conf_key *key, char *text, size_t text_bytes)
                        (unsigned long long)(key->max / 3600000000000ull));
         break;
     case CONF_BYTES:
-        (void)snprintf(text, text_bytes,
-                       "a size such as 4096, 64MiB or 1.5GiB; 0: no limit");
+        (void)snprintf(text, text_bytes, "a size such as 4096, 64MiB or 1.5GiB; 0: no limit");
         break;
     case CONF_COUNT:
         (void)snprintf(text, text_bytes, "a whole number from %llu to %llu",

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * gradwired's configuration: one table of keys is parser, defaults, sample, help and man page.
+ * gradwired's configuration: one table of keys is parser, defaults, help and manual.
  *
- * Pure (text in, struct out; no files); any thread. configs/gradwired.conf and gradwired.conf(5) are
- * checked against it by tests/integration/supervisor_docs.py.
+ * Pure (text in, struct out; no files); any thread. configs/gradwired.conf and gradwired.conf(5)
+ * are checked against it by tests/integration/test_supervisor_docs.py.
  */
 #ifndef GW_CONF_CONF_H
 #define GW_CONF_CONF_H
@@ -28,7 +28,6 @@ struct conf {
     char admin_group[CONF_NAME_BYTES];
     uint32_t log_level; /* enum conf_level */
     int64_t linger_ns;
-    int64_t stall_report_ns;
     uint64_t memory_max_bytes; /* of one job; 0: no limit */
     uint32_t max_jobs_per_user;
     uint32_t max_connections_per_user;
@@ -42,7 +41,7 @@ struct conf_key {
     const char *name;
     const char *initial; /* default, as it would stand in the file */
     enum conf_type type;
-    bool reload;     /* SIGHUP takes a new value; else it needs a restart */
+    bool reload;       /* SIGHUP takes a new value; else it needs a restart */
     uint64_t min, max; /* CONF_TIME (ns), CONF_BYTES and CONF_COUNT */
     size_t offset;
     const char *help;

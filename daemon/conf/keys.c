@@ -34,17 +34,14 @@ const struct conf_key conf_keys[] = {
         "Least severe messages that are logged."),
     KEY("job", "linger", "60s", CONF_TIME, true, 0, 365 * DAY, linger_ns,
         "How long an engine outlives its last client, where the job does not say otherwise."),
-    KEY("job", "memory_max_bytes", "0", CONF_BYTES, true, 0, UINT64_MAX, memory_max_bytes,
+    KEY("job", "memory_max_bytes", "0", CONF_BYTES, true, 0, INT64_MAX, memory_max_bytes,
         "Memory that one job may take on this node for all its buffers. 0: no limit."),
-    KEY("job", "stall_report", "10s", CONF_TIME, true, SECOND / 100, DAY, stall_report_ns,
-        "A wait that lasts this long is reported with the ranks that are missing, and again at "
-        "doubling intervals."),
     KEY("limits", "max_jobs_per_user", "64", CONF_COUNT, true, 1, 65536, max_jobs_per_user,
         "Jobs that one user may have on this node."),
     KEY("limits", "max_connections_per_user", "256", CONF_COUNT, true, 1, 65536,
         max_connections_per_user,
-        "Connections of one user that gradwired itself holds: those not yet passed on to an engine, "
-        "and gwctl's."),
+        "Connections of one user that gradwired itself holds: those not yet passed on to an "
+        "engine, and gwctl's."),
     KEY("limits", "max_half_open", "64", CONF_COUNT, true, 1, 65536, max_half_open,
         "Connections of one user that have not said Hello yet. They have two seconds for it."),
 };

@@ -309,8 +309,9 @@ int config_engine(const struct conf *conf, char *path, size_t path_bytes, char *
     (void)snprintf(path, path_bytes, "%s", GW_ENGINE_INSTALLED);
     if (is_program(path))
         return 0;
-    (void)snprintf(error, error_bytes,
-                   "there is no gradwire-engine beside %sgradwired nor at %s; name it with --engine",
-                   self, GW_ENGINE_INSTALLED);
+    (void)snprintf(
+        error, error_bytes,
+        "there is no gradwire-engine beside %sgradwired nor at %s; name it with --engine", self,
+        GW_ENGINE_INSTALLED);
     return EX_OSFILE;
 }

@@ -120,8 +120,9 @@ unsigned engines_count(const struct supervisor *sup)
     const struct engine *engine;
     unsigned count = 0;
 
-    TAILQ_FOREACH(engine, &sup->engines, link)
+    TAILQ_FOREACH(engine, &sup->engines, link) {
         count++;
+    }
     return count;
 }
 
@@ -130,8 +131,9 @@ unsigned engines_count_user(const struct supervisor *sup, uid_t uid)
     const struct engine *engine;
     unsigned count = 0;
 
-    TAILQ_FOREACH(engine, &sup->engines, link)
+    TAILQ_FOREACH(engine, &sup->engines, link) {
         count += engine->uid == uid;
+    }
     return count;
 }
 

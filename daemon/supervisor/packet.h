@@ -28,7 +28,7 @@ struct packet {
  * descriptors were cut (those that came are closed). GW_E_IO: errno says why. */
 int packet_receive(int fd, struct packet *packet);
 void packet_close_fds(struct packet *packet);
-/* Sends with pass_fd, if not -1. GW_E_AGAIN: the receiver does not read. GW_E_IO: errno says why. */
+/* Sends with pass_fd, if not -1. GW_E_AGAIN: the receiver does not read. GW_E_IO: see errno. */
 int packet_send(int fd, const uint8_t *data, size_t bytes, int pass_fd);
 int packet_send_msg(int fd, const struct wire_msg *msg, int pass_fd);
 /* CLOSE or DONE{code, text}; text is cut at GW_TEXT_MAX. */

@@ -133,8 +133,7 @@ static int refuse(const struct supervisor *sup, bool admin, const struct ucred *
 
     if (!sup->privileged && cred->uid != sup->uid && !(admin && cred->uid == 0)) {
         (void)snprintf(text, text_bytes,
-                       "this gradwired was started by user %u and serves that user only",
-                       sup->uid);
+                       "this gradwired was started by user %u and serves that user only", sup->uid);
         return GW_E_DENIED;
     }
     TAILQ_FOREACH(peer, &sup->peers, link) {

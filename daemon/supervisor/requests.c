@@ -112,8 +112,8 @@ static void handle_status(struct peer *peer, uint32_t request)
     struct wire_msg msg = {.type = WIRE_STATUS, .request = request};
 
     (void)snprintf(msg.u.status.version, sizeof(msg.u.status.version), "%s", GW_VERSION);
-    (void)snprintf(msg.u.status.socket, sizeof(msg.u.status.socket), "%.*s",
-                   (int)RUNDIR_SOCKET_MAX, sup->conf.socket);
+    (void)snprintf(msg.u.status.socket, sizeof(msg.u.status.socket), "%.*s", (int)RUNDIR_SOCKET_MAX,
+                   sup->conf.socket);
     msg.u.status.pid = (uint32_t)getpid();
     msg.u.status.draining = sup->draining;
     msg.u.status.jobs = engines_count(sup);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Owns the runtime directory's descriptor, the daemon's lock and the socket files. Loop thread only.
+ * Owns the runtime directory's descriptor, the daemon's lock, the socket files. Loop thread only.
  * In a privileged daemon everything here belongs to root and nobody else may write: entries can be
  * believed, engines cannot move them.
  */

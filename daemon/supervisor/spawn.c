@@ -51,7 +51,7 @@ struct plan {
 
 enum step { STEP_FDS, STEP_SESSION, STEP_GROUPS, STEP_USER, STEP_PRIVILEGES, STEP_EXEC };
 static const char *const step_names[] = {
-    "arrange its descriptors", "start a session",   "take the user's groups",
+    "arrange its descriptors", "start a session",    "take the user's groups",
     "become the user",         "give up privileges", "run",
 };
 
@@ -167,8 +167,9 @@ static bool environment_kept(const char *entry, bool privileged)
     static const char *const never[] = {"NOTIFY_SOCKET=", "LISTEN_", "WATCHDOG_", "MAINPID=", NULL};
     /* A user can read the environment of the own processes: root's is not for them. */
     static const char *const always[] = {
-        "GRADWIRE_", "CUDA_", "NCCL_", "UCX_",  "LC_",    "LANG=",          "TZ=", "PATH=",
-        "ASAN_",     "UBSAN_", "TSAN_", "LSAN_", "MALLOC_", "LD_LIBRARY_PATH=", NULL};
+        "GRADWIRE_", "CUDA_", "NCCL_",  "UCX_",  "LC_",   "LANG=",   "TZ=",
+        "PATH=",     "ASAN_", "UBSAN_", "TSAN_", "LSAN_", "MALLOC_", "LD_LIBRARY_PATH=",
+        NULL};
 
     for (unsigned i = 0; never[i] != NULL; i++) {
         if (strncmp(entry, never[i], strlen(never[i])) == 0)

@@ -115,6 +115,5 @@ void stats_job(const struct engine *engine, struct stats_text *text, struct wire
     *ret_job = job;
 }
 
-_Static_assert(sizeof(((struct gw_stats_page *)0)->calls) ==
-                   sizeof(((struct wire_job *)0)->calls),
+_Static_assert(sizeof(((struct gw_stats_page *)0)->calls) == sizeof(((struct wire_job *)0)->calls),
                "one figure per kind");

@@ -60,8 +60,9 @@ void supervisor_stop_engines(struct supervisor *sup)
     struct engine *engine;
 
     sup->draining = sup->stopping = true;
-    TAILQ_FOREACH(engine, &sup->engines, link)
+    TAILQ_FOREACH(engine, &sup->engines, link) {
         engine_end(engine);
+    }
     alarm_set(sup->stop_alarm, STOP_ENGINES_NS);
     supervisor_engine_gone(sup);
 }
@@ -80,8 +81,8 @@ void supervisor_engine_gone(struct supervisor *sup)
 
 static void take_field(const struct conf_key *key, struct conf *to, const struct conf *from)
 {
-    size_t bytes = key->type == CONF_COUNT || key->type == CONF_LEVEL ? sizeof(uint32_t)
-                                                                      : sizeof(uint64_t);
+    size_t bytes =
+        key->type == CONF_COUNT || key->type == CONF_LEVEL ? sizeof(uint32_t) : sizeof(uint64_t);
 
     memcpy((uint8_t *)to + key->offset, (const uint8_t *)from + key->offset, bytes);
 }
@@ -152,10 +153,11 @@ static int take_activated(struct supervisor *sup, bool taken[2], char *error, si
         bool admin = sd_is_socket_unix(fd, SOCK_SEQPACKET, 1, sup->conf.admin_socket, 0) > 0;
 
         if (!admin && sd_is_socket_unix(fd, SOCK_SEQPACKET, 1, sup->conf.socket, 0) <= 0) {
-            (void)snprintf(error, error_bytes,
-                           "systemd passed a socket that is neither %s nor %s; ListenSequentialPacket= "
-                           "and the configuration must agree",
-                           sup->conf.socket, sup->conf.admin_socket);
+            (void)snprintf(
+                error, error_bytes,
+                "systemd passed a socket that is neither %s nor %s; ListenSequentialPacket= "
+                "and the configuration must agree",
+                sup->conf.socket, sup->conf.admin_socket);
             return EX_CONFIG;
         }
         (void)fcntl(fd, F_SETFL, O_NONBLOCK);

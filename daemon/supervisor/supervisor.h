@@ -65,7 +65,7 @@ struct supervisor {
     struct peer_list peers;
     struct engine_list engines;
     bool draining;
-    bool stopping;      /* STOP{engines}: end when the last engine has */
+    bool stopping; /* STOP{engines}: end when the last engine has */
     struct alarm *stop_alarm;
     uint64_t started_ns;
     struct packet packet; /* for whoever receives; never kept across callbacks */
@@ -96,7 +96,7 @@ struct peer {
     struct engine *engine; /* PEER_WAITING */
     uint8_t *hello;        /* PEER_WAITING: its packet */
     size_t hello_bytes;
-    bool wants_end;       /* DRAIN or STOP is to be answered */
+    bool wants_end; /* DRAIN or STOP is to be answered */
     uint32_t end_request;
 };
 
@@ -143,12 +143,12 @@ struct engine {
     unsigned attempts;
     struct peer_list waiting;
     unsigned waiting_count;
-    int end_code;              /* why waiting clients are sent away, if known */
+    int end_code; /* why waiting clients are sent away, if known */
     char end_text[GW_TEXT_MAX + 1];
 };
 
 int engine_new(struct supervisor *sup, enum engine_state state, struct engine **ret_engine);
-/* Forgets the engine (process and entry are left alone); waiting clients are closed with end_code. */
+/* Forgets the engine; process and entry are left alone. Waiting clients get end_code. */
 struct engine *engine_free(struct engine *engine);
 /* Takes over the descriptors; on failure closes them. */
 int engine_set_channel(struct engine *engine, int fd);

@@ -134,7 +134,8 @@ def main():
     if MODE == "die":
         raise SystemExit(3)
     if MODE == "refuse":
-        engine.channel.send(wire.frame("CLOSE", 0, {1: wire.zigzag(-3), 2: "no memory for \x1b it"}))
+        engine.channel.send(wire.frame("CLOSE", 0, {1: wire.zigzag(-3),
+                                                     2: "no memory for \x1b it"}))
         raise SystemExit(1)
     if MODE == "garbage":
         engine.channel.send(b"this is not a frame")

@@ -124,7 +124,7 @@ def test_messages_of_other_channels_are_refused(daemon, kind):
 
 def test_an_unknown_request_is_unimplemented_and_the_connection_goes_on(daemon):
     with unharmed(daemon), wire.Connection.to(daemon.socket) as client:
-        for number in (46, 99, 65535):
+        for number in (59, 99, 65535):
             done = client.ask(number, request=number)
             assert (done.type, done.request, done.code) == ("DONE", number, "UNIMPLEMENTED")
         assert client.ask("STATUS_GET").type == "STATUS"
@@ -176,7 +176,8 @@ def test_descriptors_of_strangers_are_closed(daemon, count):
 
 
 def test_it_refuses_instead_of_spinning_when_descriptors_run_out(make_daemon):
-    with make_daemon(conf="[limits]\nmax_connections_per_user=1000\nmax_half_open=1000\n") as daemon:
+    limits = "[limits]\nmax_connections_per_user = 1000\nmax_half_open = 1000\n"
+    with make_daemon(conf=limits) as daemon:
         before = until(lambda: daemon.fds())
         resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (before + 20, before + 20))
         clients = [wire.Connection.to(daemon.socket) for _ in range(60)]

@@ -133,8 +133,8 @@ static void errors_name_file_line_and_what_is_allowed(void **state)
 
         if (r != GW_E_INVALID || strncmp(error, bad[i].start, strlen(bad[i].start)) != 0 ||
             strstr(error, bad[i].word) == NULL)
-            fail_msg("\"%s\": %d \"%s\", expected \"%s...%s\"", bad[i].text, r, error,
-                     bad[i].start, bad[i].word);
+            fail_msg("\"%s\": %d \"%s\", expected \"%s...%s\"", bad[i].text, r, error, bad[i].start,
+                     bad[i].word);
         /* All or nothing. */
         assert_null(conf_difference(&conf, &defaults, 0));
     }
@@ -190,9 +190,8 @@ static void difference_finds_each_changed_key(void **state)
 
     (void)state;
     conf_defaults(&a);
-    assert_int_equal(parse("[limits]\nmax_half_open = 3\n[daemon]\ngroup = x\n[job]\nlinger = 1s",
-                           &b),
-                     0);
+    assert_int_equal(
+        parse("[limits]\nmax_half_open = 3\n[daemon]\ngroup = x\n[job]\nlinger = 1s", &b), 0);
     key = conf_difference(&a, &b, 0);
     assert_string_equal(key->name, "group");
     assert_false(key->reload);
