@@ -28,7 +28,7 @@ struct rank_run {
     float *scratch;              /* one parameter */
 };
 
-/* ---- errors ----------------------------------------------------------------------------------- */
+/* ---- errors ---------------------------------------------------------------------------------- */
 
 static int exit_code(int error)
 {
@@ -69,7 +69,7 @@ static int check(const struct rank_run *run, const char *what, int r)
     return exit_code(r);
 }
 
-/* ---- set-up ----------------------------------------------------------------------------------- */
+/* ---- set-up ---------------------------------------------------------------------------------- */
 
 static int open_job(struct rank_run *run)
 {
@@ -189,7 +189,7 @@ static int set_up(struct rank_run *run)
     return r;
 }
 
-/* ---- a step ----------------------------------------------------------------------------------- */
+/* ---- a step ---------------------------------------------------------------------------------- */
 
 static int fetch(const struct rank_run *run, uint32_t unit, struct gw_token *ret_token)
 {
@@ -367,7 +367,7 @@ static int train_step(struct rank_run *run, uint32_t step)
     return r;
 }
 
-/* ---- the end ---------------------------------------------------------------------------------- */
+/* ---- the end --------------------------------------------------------------------------------- */
 
 static int write_param(struct rank_run *run, uint32_t param, FILE *file)
 {

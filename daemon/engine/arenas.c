@@ -98,7 +98,7 @@ struct arenas *arenas_free(struct arenas *arenas)
     return NULL;
 }
 
-/* ---- making ------------------------------------------------------------------------------------- */
+/* ---- making ---------------------------------------------------------------------------------- */
 
 static const char *kind_name(enum gw_arena_kind kind)
 {
@@ -222,7 +222,7 @@ int arenas_array(struct arenas *arenas, uint32_t rank, const char *name, uint64_
     return 0;
 }
 
-/* ---- using -------------------------------------------------------------------------------------- */
+/* ---- using ----------------------------------------------------------------------------------- */
 
 const struct device_memory *arenas_get(const struct arenas *arenas, enum gw_arena_kind kind,
                                        int rank, uint32_t index)
@@ -299,7 +299,7 @@ void arenas_sum(const struct arenas *arenas, uint32_t rank, uint64_t ret_bytes[G
     sum_list(&arenas->lists[arenas->config.world], arenas->config.world, ret_bytes);
 }
 
-/* ---- freeing ------------------------------------------------------------------------------------ */
+/* ---- freeing --------------------------------------------------------------------------------- */
 
 static void discard(struct arenas *arenas, struct device_memory *memory, uint64_t after_op,
                     bool counted)

@@ -19,7 +19,7 @@
 #include "daemon/base/escape.h"
 #include "daemon/engine/log.h"
 
-/* ---- the job's callbacks ------------------------------------------------------------------------- */
+/* ---- the job's callbacks --------------------------------------------------------------------- */
 
 static void on_reply(void *user, uint32_t rank, bool joiner, const struct wire_msg *msg,
                      const int *fds, unsigned fd_count)
@@ -75,7 +75,7 @@ struct job_callbacks engine_callbacks(struct engine *engine)
     return (struct job_callbacks){on_reply, on_drop, on_failed, on_report, on_end, engine};
 }
 
-/* ---- events --------------------------------------------------------------------------------------- */
+/* ---- events ---------------------------------------------------------------------------------- */
 
 static void on_wake(void *user)
 {
@@ -174,7 +174,7 @@ void engine_check_linger(struct engine *engine)
         alarm_set(engine->linger, engine->linger_ns);
 }
 
-/* ---- the end -------------------------------------------------------------------------------------- */
+/* ---- the end --------------------------------------------------------------------------------- */
 
 /* Best effort: where the runtime directory is root's, gradwired does it. The socket's own name leads
  * there; gradwired renames the entry to the tag once it knows it. */
@@ -259,7 +259,7 @@ struct engine *engine_free(struct engine *engine)
     return NULL;
 }
 
-/* ---- start ---------------------------------------------------------------------------------------- */
+/* ---- start ----------------------------------------------------------------------------------- */
 
 static int start_loop(struct engine *engine)
 {

@@ -45,7 +45,7 @@ int job_new(const struct job_config *config, struct job **ret_job)
     return 0;
 }
 
-/* ---- replies ------------------------------------------------------------------------------------ */
+/* ---- replies --------------------------------------------------------------------------------- */
 
 void job_reply(struct job *job, uint32_t rank, const struct wire_msg *msg, const int *fds,
                unsigned fd_count)
@@ -67,7 +67,7 @@ void job_reply_done(struct job *job, uint32_t rank, uint32_t request, int code,
     job_reply(job, rank, &msg, NULL, 0);
 }
 
-/* ---- ops under way ------------------------------------------------------------------------------- */
+/* ---- ops under way --------------------------------------------------------------------------- */
 
 static int unfinished_add(struct job *job, uint64_t op)
 {
@@ -141,7 +141,7 @@ struct job *job_free(struct job *job)
     return NULL;
 }
 
-/* ---- effects ------------------------------------------------------------------------------------- */
+/* ---- effects --------------------------------------------------------------------------------- */
 
 static void write_failure(const struct job_port *port, uint32_t rank, int code, const char *text)
 {
@@ -278,7 +278,7 @@ static int handle(struct job *job, uint64_t now_ns, const struct core_event *eve
     return r < 0 ? r : drain_effects(job, now_ns);
 }
 
-/* ---- events -------------------------------------------------------------------------------------- */
+/* ---- events ---------------------------------------------------------------------------------- */
 
 int job_join(struct job *job, uint64_t now_ns, uint32_t rank, uint32_t world, uint32_t request)
 {
@@ -348,7 +348,7 @@ uint64_t job_deadline_ns(const struct job *job)
     return core_deadline_ns(job->core);
 }
 
-/* ---- figures ------------------------------------------------------------------------------------- */
+/* ---- figures --------------------------------------------------------------------------------- */
 
 const struct core *job_core(const struct job *job)
 {

@@ -44,7 +44,7 @@ static void *room(void *block, uint32_t *room_count, uint32_t count, size_t size
     return grown;
 }
 
-/* ---- signals and waits -------------------------------------------------------------------------- */
+/* ---- signals and waits ----------------------------------------------------------------------- */
 
 static struct gw_shm_slot *slot_of(struct job *job, uint32_t rank, uint32_t timeline)
 {
@@ -132,7 +132,7 @@ int launch_signal(struct job *job, const struct core_signal *signal, uint64_t af
     return job->config.device_ops->signal_after(job->config.device, after_op, &resolved);
 }
 
-/* ---- memory ------------------------------------------------------------------------------------- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 static int resolve(const struct job *job, const struct core_op *op, const struct core_ref *ref,
                    uint64_t numel, void **ret_pointer)

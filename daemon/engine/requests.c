@@ -157,7 +157,7 @@ bool request_own(struct job *job, uint64_t now_ns, uint32_t rank, const struct w
     return true;
 }
 
-/* ---- parameters in and out ---------------------------------------------------------------------- */
+/* ---- parameters in and out ------------------------------------------------------------------- */
 
 /* Stages 0-2 hold a copy per rank, and a write goes to all; later each element has one place. */
 static int write_values(struct job *job, struct core_ref ref, const float *from, uint64_t bytes)

@@ -23,7 +23,7 @@
 #define SO_PEERPIDFD 77
 #endif
 
-/* ---- out ---------------------------------------------------------------------------------------- */
+/* ---- out ------------------------------------------------------------------------------------- */
 
 static void watch_socket(struct session *session)
 {
@@ -73,7 +73,7 @@ void session_send_done(struct session *session, uint32_t request, int code, cons
     session_send(session, &msg, NULL, 0);
 }
 
-/* ---- end ---------------------------------------------------------------------------------------- */
+/* ---- end ------------------------------------------------------------------------------------- */
 
 void session_doom(struct session *session, int code, const char *format, ...)
 {
@@ -183,7 +183,7 @@ void session_reap(struct engine *engine)
         session_close(session, session->doom);
 }
 
-/* ---- in ----------------------------------------------------------------------------------------- */
+/* ---- in -------------------------------------------------------------------------------------- */
 
 static void handle_joined(struct session *session, const struct wire_msg *msg)
 {
@@ -362,7 +362,7 @@ static void on_alarm(void *owner)
     engine_after(session->engine);
 }
 
-/* ---- start -------------------------------------------------------------------------------------- */
+/* ---- start ----------------------------------------------------------------------------------- */
 
 static int make_page(struct engine *engine, enum device_memory_kind kind, const char *name,
                      uint32_t shm_kind, size_t used, size_t bytes, struct device_memory **ret_page)

@@ -184,7 +184,7 @@ GW_API int gw_broadcast(gw_job *job, struct gw_slice data, uint64_t count, uint3
 GW_API int gw_barrier(gw_job *job, const struct gw_op_options *options,
                       struct gw_token *ret_token);
 
-/* ---- ZeRO: set-up ----------------------------------------------------------------------------- */
+/* ---- ZeRO: set-up ---------------------------------------------------------------------------- */
 
 enum gw_accumulate { GW_ACCUMULATE_AUTO = 0, GW_ACCUMULATE_LOCAL = 1, GW_ACCUMULATE_SHARD = 2 };
 enum gw_gather { GW_GATHER_PRIVATE = 0, GW_GATHER_MAPPED = 1 };
@@ -254,7 +254,7 @@ GW_API int gw_param_write_sync(gw_job *job, uint32_t param, uint64_t offset, uin
 GW_API int gw_param_read_sync(gw_job *job, uint32_t param, uint64_t offset, uint64_t count,
                               float *ret_values, int64_t timeout_ns);
 
-/* ---- ZeRO: a step ----------------------------------------------------------------------------- */
+/* ---- ZeRO: a step ---------------------------------------------------------------------------- */
 
 /* Asks for the registered unit's parameters; the token is reached when they may be read. Each fetch
  * needs one release. Any order, any subset of ranks. */
@@ -323,7 +323,7 @@ GW_API int gw_shard_array(gw_job *job, const char *name, float **ret_values, uin
 GW_API int gw_update_begin(gw_job *job, struct gw_token *ret_token);
 GW_API int gw_update_commit(gw_job *job);
 
-/* ---- figures ---------------------------------------------------------------------------------- */
+/* ---- figures --------------------------------------------------------------------------------- */
 
 enum gw_kind {
     GW_KIND_ALL_REDUCE,

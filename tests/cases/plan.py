@@ -146,7 +146,7 @@ def make_layout(parameters, stage, ranks, bucket_numel, align_numel):
     return Layout(units, fetch_units, buckets, ranks, stage)
 
 
-# ---- what is sent ---------------------------------------------------------------------------------
+# ---- what is sent --------------------------------------------------------------------------------
 
 
 def ring_bytes(kind, payload_bytes, ranks):
@@ -189,7 +189,7 @@ def step_traffic(layout, sends, gathers):
     return traffic.figures
 
 
-# ---- what is held ---------------------------------------------------------------------------------
+# ---- what is held --------------------------------------------------------------------------------
 
 
 def gradient_memory(layout, accumulate, micro_steps):
@@ -249,7 +249,7 @@ def expected(parameters, stage, ranks, bucket_bytes, align_bytes=64, micro_steps
     return result
 
 
-# ---- command line ---------------------------------------------------------------------------------
+# ---- command line --------------------------------------------------------------------------------
 
 
 def parse_shape(text):

@@ -44,7 +44,7 @@ class Problems:
         self.broken.setdefault(promise, []).append(text)
 
 
-# ---- reading --------------------------------------------------------------------------------------
+# ---- reading -------------------------------------------------------------------------------------
 
 
 def read_ranks(directory):
@@ -72,7 +72,7 @@ def run_name(rank):
     return name + (" paced" if rank["link_bytes_per_s"] else "")
 
 
-# ---- figures per step -----------------------------------------------------------------------------
+# ---- figures per step ----------------------------------------------------------------------------
 
 
 def per_step(name, ranks, problems):
@@ -158,7 +158,7 @@ def put_together(ranks, parameters, problems):
     return run
 
 
-# ---- promises -------------------------------------------------------------------------------------
+# ---- promises ------------------------------------------------------------------------------------
 
 
 def check_pattern(run, problems):
@@ -254,7 +254,7 @@ def collect(directory):
     return report, problems, plain
 
 
-# ---- command line ---------------------------------------------------------------------------------
+# ---- command line --------------------------------------------------------------------------------
 
 
 def link_speed(ranks):

@@ -75,7 +75,7 @@ static void test_stage3_values(void **state)
     check_stage(3);
 }
 
-/* ---- a fixed model: 8 tensors as in case R02, buckets 5+1, 7+3+2, 6+4, 4 in every stage ---------- */
+/* ---- a fixed model: 8 tensors as in case R02, buckets 5+1, 7+3+2, 6+4, 4 in every stage ------ */
 
 static const struct layout_param r02[] = {
     {"a", "u0", 5, 0}, {"b", "u0", 1, 0}, {"c", "u1", 7, 0}, {"d", "u1", 3, 0},

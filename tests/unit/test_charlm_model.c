@@ -80,7 +80,7 @@ static int teardown(void **state)
     return 0;
 }
 
-/* ---- the second model ------------------------------------------------------------------------- */
+/* ---- the second model ------------------------------------------------------------------------ */
 
 static const struct text_draw draw = {.seed = 3, .step = 2, .micro = 0, .rank = 1};
 
@@ -133,7 +133,7 @@ static double *as_doubles(const struct fixture *f)
     return params;
 }
 
-/* ---- the model under test --------------------------------------------------------------------- */
+/* ---- the model under test -------------------------------------------------------------------- */
 
 static double forward(struct fixture *f)
 {
@@ -225,7 +225,7 @@ static void test_cut_gradient_has_the_same_bits(void **state)
     }
 }
 
-/* ---- arithmetic ------------------------------------------------------------------------------- */
+/* ---- arithmetic ------------------------------------------------------------------------------ */
 
 static void test_gemm_is_one_chain_per_element(void **state)
 {
@@ -293,7 +293,7 @@ static void test_adam(void **state)
     assert_float_equal(param[1], 1.002f, 2e-6f);
 }
 
-/* ---- text ------------------------------------------------------------------------------------- */
+/* ---- text ------------------------------------------------------------------------------------ */
 
 static void test_text(void **state)
 {

@@ -204,7 +204,7 @@ static void broadcast_barrier_add_and_zero(void **state)
     stop(world);
 }
 
-/* ---- verdict ------------------------------------------------------------------------------------ */
+/* ---- verdict --------------------------------------------------------------------------------- */
 
 struct board { /* a multiple of 64 bytes */
     struct gw_shm_board board;

@@ -76,7 +76,7 @@ static uint64_t clock_ns(void)
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-/* ---- the model ---------------------------------------------------------------------------------- */
+/* ---- the model ------------------------------------------------------------------------------- */
 
 static float initial(uint64_t param, uint64_t i)
 {
@@ -116,7 +116,7 @@ static void reference(float *values[PARAMS])
             }
 }
 
-/* ---- a rank's side ------------------------------------------------------------------------------- */
+/* ---- a rank's side --------------------------------------------------------------------------- */
 
 static struct posted *post(struct rank *rank, uint16_t type)
 {
@@ -346,7 +346,7 @@ static void *rank_main(void *arg)
     return NULL;
 }
 
-/* ---- the engine's side --------------------------------------------------------------------------- */
+/* ---- the engine's side ----------------------------------------------------------------------- */
 
 static float *arena(struct bench *bench, enum gw_arena_kind kind, uint32_t rank)
 {

@@ -127,7 +127,7 @@ static void assert_figures(const struct plan *plan, uint64_t hits, uint64_t miss
     assert_int_equal(figures.drops, drops);
 }
 
-/* ---- residencies ---------------------------------------------------------------------------------------- */
+/* ---- residencies ----------------------------------------------------------------------------- */
 
 /* 3 Psi: each unit is gathered twice per step, with the record and without. */
 static void forward_and_backward_gather_each_unit_twice(void **state)
@@ -250,7 +250,7 @@ static void units_without_buckets_do_not_hold_a_residency(void **state)
     close_plan(plan);
 }
 
-/* ---- budgets ------------------------------------------------------------------------------------------------- */
+/* ---- budgets --------------------------------------------------------------------------------- */
 
 /* D07: prefetch_bytes far above the budget, one unit used twice in a row. */
 static void resident_bytes_stay_within_budget_and_one_unit(void **state)
@@ -323,7 +323,7 @@ static void nothing_ahead_without_prefetch_bytes(void **state)
     close_plan(plan);
 }
 
-/* ---- orders that change ---------------------------------------------------------------------------------------- */
+/* ---- orders that change ---------------------------------------------------------------------- */
 
 /* D01, D08: a module is left out: its gather is dropped at the step's end, the rest goes on. */
 static void a_skipped_unit_is_dropped_and_the_order_found_again(void **state)

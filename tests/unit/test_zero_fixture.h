@@ -60,7 +60,7 @@ struct fx_unit {
     uint64_t numel;
 };
 
-/* ---- life ---------------------------------------------------------------------------------------- */
+/* ---- life ------------------------------------------------------------------------------------ */
 
 static inline void fx_open_layout(struct fx *fx, const struct fx_unit *params, uint32_t count,
                                   uint64_t drop)
@@ -122,7 +122,7 @@ static inline void fx_free(struct fx *fx)
     free(fx);
 }
 
-/* ---- effects as text ----------------------------------------------------------------------------- */
+/* ---- effects as text ------------------------------------------------------------------------- */
 
 static inline void fx_ref(struct text *text, const struct core_ref *ref)
 {
@@ -278,7 +278,7 @@ static inline uint32_t fx_count(struct fx *fx, const char *start)
     return count;
 }
 
-/* ---- messages -------------------------------------------------------------------------------------- */
+/* ---- messages -------------------------------------------------------------------------------- */
 
 static inline int fx_send(struct fx *fx, uint32_t rank, struct wire_msg *msg)
 {

@@ -24,7 +24,7 @@ static void end_step(struct fx *fx)
     fx_all_done(fx);
 }
 
-/* ---- one micro-step ------------------------------------------------------------------------------------- */
+/* ---- one micro-step -------------------------------------------------------------------------- */
 
 static void stage_0_all_reduces_in_place(void **state)
 {
@@ -141,7 +141,7 @@ static void an_op_carries_payload_padding_scale_and_times(void **state)
     fx_free(fx);
 }
 
-/* ---- order -------------------------------------------------------------------------------------------------- */
+/* ---- order ----------------------------------------------------------------------------------- */
 
 /* Ranks declare in any order; launches follow the buckets down, then rank 0's order of the step
  * before. */
@@ -229,7 +229,7 @@ static void the_ops_of_a_step_have_one_digest(void **state)
     assert_true(digest[0] == 0x12c264eea8d7bec4ull);
 }
 
-/* ---- producer tokens ------------------------------------------------------------------------------------- */
+/* ---- producer tokens ------------------------------------------------------------------------- */
 
 /* R07: one bucket written by two streams; the reduction waits for both, at their highest values. */
 static void a_reduction_waits_for_every_producer(void **state)
@@ -273,7 +273,7 @@ static void more_than_eight_timelines_are_refused(void **state)
     fx_free(fx);
 }
 
-/* ---- missing gradients ------------------------------------------------------------------------------------- */
+/* ---- missing gradients ----------------------------------------------------------------------- */
 
 /* C01: what a rank did not declare is zero; neighbouring gaps are one op; nothing at all: no input. */
 static void missing_pieces_are_zero_filled_before_the_reduction(void **state)

@@ -26,7 +26,7 @@ static void ready_both(struct fx *fx, uint32_t param, uint32_t flags, uint32_t s
         assert_int_equal(fx_ready(fx, rank, param, flags, slot), 0);
 }
 
-/* ---- accumulate=shard ------------------------------------------------------------------------------------- */
+/* ---- accumulate=shard ------------------------------------------------------------------------ */
 
 /* B04: one reduction per micro-step; the first overwrites, later ones add. */
 static void each_micro_step_is_reduced_into_the_accumulator(void **state)
@@ -172,7 +172,7 @@ static void overlap_off_starts_after_each_micro_step(void **state)
     fx_free(fx);
 }
 
-/* ---- accumulate=local ------------------------------------------------------------------------------------- */
+/* ---- accumulate=local ------------------------------------------------------------------------ */
 
 /* REPLACE: summed in ACC; one reduction, in the step's end; the word rises when the micro-step ends. */
 static void local_sums_lie_in_acc(void **state)
@@ -281,7 +281,7 @@ static void accumulate_then_step_end(void **state)
     }
 }
 
-/* ---- ranks that differ -------------------------------------------------------------------------------------- */
+/* ---- ranks that differ ----------------------------------------------------------------------- */
 
 /* C04: rank 0 runs two backwards, rank 1 one; whoever is second to say so gets the error. */
 static void different_numbers_of_micro_steps_are_told(void **state)
@@ -315,7 +315,7 @@ static void different_numbers_of_micro_steps_are_told(void **state)
     fx_free(fx);
 }
 
-/* ---- declarations that make no sense ------------------------------------------------------------------------- */
+/* ---- declarations that make no sense --------------------------------------------------------- */
 
 static void twice_in_a_micro_step_is_refused_by_name(void **state)
 {

@@ -19,7 +19,7 @@ static struct fx *open_memory(uint32_t stage, uint32_t accumulate, uint32_t micr
     return fx;
 }
 
-/* ---- edges ----------------------------------------------------------------------------------------------------- */
+/* ---- edges ----------------------------------------------------------------------------------- */
 
 static void edges_are_known_by_name(void **state)
 {
@@ -38,7 +38,7 @@ static void edges_are_known_by_name(void **state)
     assert_true(edge_kept(2, EDGE_GRAD_WRITTEN));
 }
 
-/* ---- memory ------------------------------------------------------------------------------------------------- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 static void arenas_of_all_stages_and_modes(void **state)
 {
@@ -167,7 +167,7 @@ static void pieces_of_a_cut_parameter_are_found(void **state)
     fx_free(fx);
 }
 
-/* ---- MEASURE ------------------------------------------------------------------------------------------------- */
+/* ---- MEASURE --------------------------------------------------------------------------------- */
 
 /* Each op of a pass takes `duration`; the passes 1, 3 and 2 times that. */
 static uint32_t run_passes(struct fx *fx, uint64_t duration_ns)
@@ -271,7 +271,7 @@ static void a_job_without_ops_measures_nothing(void **state)
     fx_free(fx);
 }
 
-/* ---- PARAM_IO ------------------------------------------------------------------------------------------------- */
+/* ---- PARAM_IO -------------------------------------------------------------------------------- */
 
 static struct fx *open_io(void)
 {

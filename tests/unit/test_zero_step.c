@@ -37,7 +37,7 @@ static void update(struct fx *fx, uint32_t rank)
     assert_int_equal(fx_bare(fx, rank, WIRE_UPDATE_COMMIT), 0);
 }
 
-/* ---- verdict and windows ---------------------------------------------------------------------------------- */
+/* ---- verdict and windows --------------------------------------------------------------------- */
 
 static void windows_open_when_every_rank_has_ended(void **state)
 {
@@ -125,7 +125,7 @@ static void updates_out_of_place_are_refused(void **state)
     fx_free(fx);
 }
 
-/* ---- gathers of stages 1-2 ----------------------------------------------------------------------------------- */
+/* ---- gathers of stages 1-2 ------------------------------------------------------------------- */
 
 static void all_committed_gathers_each_bucket_for_each_rank(void **state)
 {
@@ -212,7 +212,7 @@ static void stage_0_fetches_after_the_own_commit(void **state)
     fx_free(fx);
 }
 
-/* ---- running ahead ---------------------------------------------------------------------------------------------- */
+/* ---- running ahead --------------------------------------------------------------------------- */
 
 static void a_rank_ahead_is_kept_and_replayed(void **state)
 {
@@ -272,7 +272,7 @@ static void shards_are_not_written_before_they_are_read(void **state)
     fx_free(fx);
 }
 
-/* ---- re-attaching --------------------------------------------------------------------------------------------------- */
+/* ---- re-attaching ---------------------------------------------------------------------------- */
 
 static void a_broken_step_is_forgotten(void **state)
 {
@@ -345,7 +345,7 @@ static void different_versions_are_torn(void **state)
     fx_free(fx);
 }
 
-/* ---- waiting for others --------------------------------------------------------------------------------------------- */
+/* ---- waiting for others ---------------------------------------------------------------------- */
 
 static void the_oldest_wait_names_what_and_whom(void **state)
 {

@@ -114,7 +114,7 @@ static void run_barrier(struct local_op *op)
         count(op, op->op.members[r], 0);
 }
 
-/* ---- verdict ------------------------------------------------------------------------------------ */
+/* ---- verdict --------------------------------------------------------------------------------- */
 
 /* In (bucket, slice, chunk) order, which no overlap or placement changes. */
 static void add_up(const struct local_op *op, double *ret_squares, bool *ret_nonfinite,
@@ -219,7 +219,7 @@ void local_run(void *arg, void *native)
     }
 }
 
-/* ---- simulated links ---------------------------------------------------------------------------- */
+/* ---- simulated links ------------------------------------------------------------------------- */
 
 /* An op takes the links of all ranks it is for, from when all are free, for ring_bytes at the
  * link's rate; the stream is held until the end of that time. */

@@ -14,7 +14,7 @@ static const struct layout *layout_of(const struct sim *sim)
     return core_layout(sim->core);
 }
 
-/* ---- where a client finds things, as it works it out ------------------------------------------ */
+/* ---- where a client finds things, as it works it out ----------------------------------------- */
 
 float *span_params(struct sim *sim, uint32_t rank, uint32_t bucket)
 {
@@ -83,7 +83,7 @@ float flat_value(const struct sim *sim, const float *by_param, uint32_t bucket, 
     return 0; /* padding */
 }
 
-/* ---- checks ----------------------------------------------------------------------------------- */
+/* ---- checks ---------------------------------------------------------------------------------- */
 
 void check_unit(struct sim *sim, struct sim_client *client, uint32_t unit, const char *when)
 {

@@ -62,7 +62,7 @@ void client_start(struct sim *sim, struct sim_client *client, uint32_t rank)
     script_set_up(sim, client);
 }
 
-/* ---- messages --------------------------------------------------------------------------------- */
+/* ---- messages -------------------------------------------------------------------------------- */
 
 static void fill_register(const struct sim *sim, struct wire_msg *msg)
 {
@@ -129,7 +129,7 @@ void client_reply(struct sim *sim, const struct core_effect *effect)
     client->reply = *reply;
 }
 
-/* ---- set-up ----------------------------------------------------------------------------------- */
+/* ---- set-up ---------------------------------------------------------------------------------- */
 
 static void post_param_io(struct sim *sim, struct sim_client *client, uint32_t param)
 {
@@ -191,7 +191,7 @@ static void got_reply(struct sim *sim, struct sim_client *client)
     gradient_open_micro(sim, client, true);
 }
 
-/* ---- what is waited for ----------------------------------------------------------------------- */
+/* ---- what is waited for ---------------------------------------------------------------------- */
 
 static bool stopped(const struct sim *sim, struct sim_client *client)
 {
@@ -240,7 +240,7 @@ bool client_can_act(struct sim *sim, struct sim_client *client)
            may_act(sim, client, &client->actions[client->at]);
 }
 
-/* ---- actions ---------------------------------------------------------------------------------- */
+/* ---- actions --------------------------------------------------------------------------------- */
 
 static void write_span(struct sim *sim, struct sim_client *client, uint32_t bucket)
 {

@@ -109,7 +109,7 @@ void device_launch(struct sim *sim, const struct core_op *op)
     stream->end = &mine->next;
 }
 
-/* ---- words ------------------------------------------------------------------------------------ */
+/* ---- words ----------------------------------------------------------------------------------- */
 
 static void raise_word(struct sim *sim, const struct core_signal *signal)
 {
@@ -169,7 +169,7 @@ static void raise_after(struct sim *sim, uint64_t op)
     }
 }
 
-/* ---- streams ---------------------------------------------------------------------------------- */
+/* ---- streams --------------------------------------------------------------------------------- */
 
 bool device_can_run(const struct sim *sim, uint32_t stream)
 {

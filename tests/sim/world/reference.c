@@ -24,7 +24,7 @@ bool sim_chance(uint64_t hash, uint32_t per_mille)
     return hash % 1000 < per_mille;
 }
 
-/* ---- the plan's draws ------------------------------------------------------------------------- */
+/* ---- the plan's draws ------------------------------------------------------------------------ */
 
 uint32_t plan_micro_steps(const struct sim_plan *plan, uint32_t rank)
 {
@@ -97,7 +97,7 @@ float sim_tree_sum(float *values, uint32_t count)
     return values[0];
 }
 
-/* ---- one element of one step ------------------------------------------------------------------ */
+/* ---- one element of one step ----------------------------------------------------------------- */
 
 static float scale_of(const struct sim_plan *plan)
 {

@@ -39,7 +39,7 @@ void script_set_up(struct sim *sim, struct sim_client *client)
         ask(client, ACT_MEASURE, 0);
 }
 
-/* ---- one micro-step --------------------------------------------------------------------------- */
+/* ---- one micro-step -------------------------------------------------------------------------- */
 
 static uint64_t draw(const struct sim *sim, const struct sim_client *client, uint32_t step,
                      uint32_t micro, uint64_t what)
@@ -170,7 +170,7 @@ static void add_micro_step(const struct sim *sim, struct sim_client *client, uin
         add_pass(sim, client, step, micro, units, count, true);
 }
 
-/* ---- one step --------------------------------------------------------------------------------- */
+/* ---- one step -------------------------------------------------------------------------------- */
 
 void script_step(struct sim *sim, struct sim_client *client, uint32_t step)
 {

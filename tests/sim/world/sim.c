@@ -31,7 +31,7 @@ uint32_t sim_draw(struct sim *sim, uint32_t below)
     return below ? (uint32_t)(sim->random >> 16) % below : 0;
 }
 
-/* ---- effects ---------------------------------------------------------------------------------- */
+/* ---- effects --------------------------------------------------------------------------------- */
 
 static void new_boards(struct sim *sim)
 {
@@ -147,7 +147,7 @@ void sim_post_event(struct sim *sim, const struct core_event *event)
     }
 }
 
-/* ---- the draw --------------------------------------------------------------------------------- */
+/* ---- the draw -------------------------------------------------------------------------------- */
 
 enum what { WHAT_CLIENT, WHAT_WIRE, WHAT_STREAM, WHAT_REPORT };
 
@@ -246,7 +246,7 @@ static bool jump(struct sim *sim, uint32_t *jumps)
     return true;
 }
 
-/* ---- a run ------------------------------------------------------------------------------------ */
+/* ---- a run ----------------------------------------------------------------------------------- */
 
 /* How the updates of all owners stand when the job forms again. */
 static void note_updates(struct sim *sim)
@@ -388,7 +388,7 @@ void sim_run(const struct sim_plan *plan, struct sim_result *ret_result)
     sim_free(sim);
 }
 
-/* ---- plans ------------------------------------------------------------------------------------ */
+/* ---- plans ----------------------------------------------------------------------------------- */
 
 struct sim_plan sim_plan_default(uint64_t seed, uint32_t stage, uint32_t world,
                                  const struct layout_param *params, uint32_t param_count)
