@@ -129,7 +129,10 @@ class Daemon:
     def engines(self):
         """Pids of living engines: the processes that hold a lock in our directory."""
         prefix, found = str(self.directory / "engines") + "/", []
-        inodes = {os.stat(p).st_ino for p in self.directory.glob("engines/*/lock")}
+        inodes = set()
+        for name in self.entries():
+            with contextlib.suppress(OSError):  # it may end at any time
+                inodes.add(os.stat(self.directory / "engines" / name / "lock").st_ino)
         for entry in pathlib.Path("/proc").iterdir():
             if not entry.name.isdigit() or int(entry.name) == os.getpid():
                 continue
