@@ -4,6 +4,7 @@
 # Builds gradwire, starts gradwired in a directory of its own as the calling user, trains a small
 # character language model on several ranks in ZeRO stages 0 to 3, and prints what was sent, what it
 # cost, and whether the promises held. Stops everything it started and leaves nothing but build/.
+# $GRADWIRE_BUILD (for tests): take the programs of that build; install and build nothing.
 # Exit codes: 0, 1 a promise is broken or a run failed, 64 usage, else what could not be set up.
 set -euo pipefail
 
@@ -14,6 +15,7 @@ usage: ./demo.sh [options]
   --steps K              optimizer steps of each run (50)
   --text FILE            text to train on (the files of /usr/share/common-licenses)
   --bucket BYTES         of a gradient bucket (655360)
+  --hidden H             width of the model's hidden layers (512)
   --link BYTES_PER_S     simulated link of the paced runs (so that communication takes half of
                          backward)
   --json FILE            write all figures there
@@ -32,11 +34,11 @@ whole() {
         wrong "$1 $2: must be a whole number from $3 to $4"
 }
 
-ranks=4 steps=50 text= bucket=655360 link= json=
+ranks=4 steps=50 text= bucket=655360 hidden=512 link= json=
 while (( $# > 0 )); do
     case $1 in
         --help) usage; exit 0 ;;
-        --ranks | --steps | --text | --bucket | --link | --json)
+        --ranks | --steps | --text | --bucket | --hidden | --link | --json)
             (( $# > 1 )) || wrong "$1 needs a value" ;;
         *) wrong "$1: no such option" ;;
     esac
@@ -48,6 +50,7 @@ while (( $# > 0 )); do
             whole "$1" "$2" 4 1000000000000
             (( 10#$2 % 4 == 0 )) || wrong "$1 $2: must be a multiple of 4, the bytes of a value"
             bucket=$2 ;;
+        --hidden) whole "$1" "$2" 1 16384; hidden=$2 ;;
         --link) whole "$1" "$2" 1 1000000000000; link=$2 ;;
         --json) json=$(realpath -m -- "$2") ;;
     esac
@@ -57,28 +60,35 @@ if [[ -n $text && ! ( -f $text && -r $text && -s $text ) ]]; then
     echo "demo.sh: --text $text: not a readable file with something in it" >&2
     exit 66
 fi
-if [[ -n $json && ! ( -f $json && -w $json ) && ! ( ! -e $json && -w $(dirname -- "$json") ) ]]; then
+if [[ -n $json && ! ( -f $json && -w $json ) &&
+      ! ( ! -e $json && -w $(dirname -- "$json") ) ]]; then
     echo "demo.sh: --json $json: cannot be written" >&2
     exit 73
 fi
 
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")"
-build=$PWD/build/release
+build=${GRADWIRE_BUILD:-$PWD/build/release}
 report=(python3 -B "$PWD/tests/demo/report.py")
 
 # ---- build ---------------------------------------------------------------------------------------
 
-. cmake/deps.sh
-gw_install_deps build
-echo "demo.sh: building (build/release)"
-mkdir -p build
-if ! { cmake --preset release $([[ -e $build/CMakeCache.txt ]] || echo -DGW_TESTS=OFF) &&
-       cmake --build --preset release --target gradwired gradwire-engine gwctl charlm; } \
-     >build/demo.log 2>&1; then
-    tail -n 40 build/demo.log >&2
-    echo "demo.sh: the build failed; all of its output is in build/demo.log" >&2
-    exit 70
-fi
+build_all() {
+    # shellcheck source=cmake/deps.sh
+    . cmake/deps.sh
+    gw_install_deps build
+    echo "demo.sh: building (build/release)"
+    mkdir -p build
+    local -a first=()
+    [[ -e $build/CMakeCache.txt ]] || first=(-DGW_TESTS=OFF)
+    if ! { cmake --preset release "${first[@]}" &&
+           cmake --build --preset release --target gradwired gradwire-engine gwctl charlm; } \
+         >build/demo.log 2>&1; then
+        tail -n 40 build/demo.log >&2
+        echo "demo.sh: the build failed; all of its output is in build/demo.log" >&2
+        exit 70
+    fi
+}
+[[ -n ${GRADWIRE_BUILD-} ]] || build_all
 charlm=$build/client/examples/charlm
 gwctl=$build/client/ctl/gwctl
 
@@ -149,7 +159,7 @@ fail() {
     exit 1
 }
 
-common=(--steps "$steps")
+common=(--steps "$steps" --hidden "$hidden")
 [[ -z $text ]] || common+=(--text "$text")
 
 # What is compared is a checksum: the parameters themselves are not kept.
@@ -204,7 +214,7 @@ train() {
 start_daemon
 : >"$work/messages"
 began=$SECONDS
-"$charlm" --model-tsv ${text:+--text "$text"} >"$work/runs/model.tsv"
+"$charlm" --model-tsv "${common[@]}" >"$work/runs/model.tsv"
 progress reference "demo.sh: runs "
 alone reference --reference "$ranks"
 progress plain

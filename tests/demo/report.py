@@ -88,7 +88,8 @@ def per_step(name, ranks, problems):
             if kind == "control":
                 continue
             if len(set(totals)) > 1:
-                problems.add("pattern", f"{name}: {figure} of {kind} differ between ranks: {totals}")
+                problems.add("pattern",
+                             f"{name}: {figure} of {kind} differ between ranks: {totals}")
             if totals[0] % steps:
                 problems.add("pattern", f"{name}: {figure} of {kind}: {totals[0]} in {steps} steps")
     return out

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The demo's tables T0 to T4, from the dict that report.py puts together. Prints; decides nothing."""
+"""The demo's tables T0 to T4, from the dict that report.py puts together; decides nothing."""
 
 SENT = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
 
@@ -47,8 +47,8 @@ def pattern(report, runs, run_name):
                          f"{number(padding[0])} | {number(padding[1])}",
                          number(run["ring_bytes"][kind]), number(run["moved_bytes"][kind]),
                          "ok" if right else "WRONG"])
-    table(["run", "kind", "calls", "payload bytes", "x 4P", "padding bytes", "ring bytes (computed)",
-           "moved bytes", ""], rows)
+    table(["run", "kind", "calls", "payload bytes", "x 4P", "padding bytes",
+           "ring bytes (computed)", "moved bytes", ""], rows)
     control = {run["calls"]["control"] for run in runs}
     print(f"  besides, {' or '.join(map(str, sorted(control)))} control op per step (verdict)")
 
@@ -84,8 +84,8 @@ def losses(report, plain, runs, run_name):
         equal = "bitwise equal" if len(names) > 1 else "equal to no other"
         print(f"  {equal}, losses of all {steps} steps and parameters ({checksum[:16]}...):")
         print("    " + " ".join(names))
-    print("  plain: one batch of all ranks' samples, summed as it comes; not judged. Largest relative"
-          f" difference from the reference {report['reference']['plain_max_rel_diff']:.1e}")
+    print("  plain: one batch of all ranks' samples, summed as it comes; not judged."
+          f" Largest difference from the reference {report['reference']['plain_max_rel_diff']:.1e}")
 
 
 def times(runs, run_name):
@@ -101,8 +101,8 @@ def times(runs, run_name):
 
 
 def overlap(report, run_name):
-    title("T3  milliseconds per step of the slowest rank; its waits split into late, queued, exposed, "
-          "wakeup")
+    title("T3  milliseconds per step of the slowest rank; its waits split into late, queued, "
+          "exposed, wakeup")
     times(report["runs"], run_name)
     paced = [run for run in report["extra_runs"] if run["link_bytes_per_s"]]
     if not paced:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """report.py on made-up runs of two ranks whose figures are worked out by hand.
 
-Two parameters of 40 and 20 elements in units of their own, buckets of 32 elements, slices aligned to
-16: stages 0 to 2 have buckets of 32 and 28 elements (4 of padding), stage 3 of 32 and 8 (24) for the
-first unit and 20 (12) for the second.
+Two parameters of 40 and 20 elements in units of their own, buckets of 32 elements, slices aligned
+to 16: stages 0 to 2 have buckets of 32 and 28 elements (4 of padding), stage 3 of 32 and 8 (24) for
+the first unit and 20 (12) for the second.
 """
 import copy
 import hashlib
