@@ -21,7 +21,7 @@ if(GW_SANITIZE)
   add_link_options(-fsanitize=${GW_SANITIZE})
 endif()
 
-# Hostile peers: an overrun that slips through ends the process, and nothing in it is writable twice.
+# Hostile peers: an overrun that slips through ends the process; its tables of calls are read-only.
 if(NOT GW_SANITIZE AND CMAKE_BUILD_TYPE MATCHES "Rel")
   add_compile_options(-fstack-protector-strong -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=2)
 endif()

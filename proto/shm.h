@@ -9,8 +9,8 @@
  *   stats page    engine writes, gradwired reads   one per engine
  *
  * A reader treats the content as hostile: copy, then check. Slots: the writer stores the time
- * stamps and offset first, then `value` with release; a reader loads `value` with acquire, reads the
- * rest, and trusts it only if `value` is still the same. All times are CLOCK_MONOTONIC ns.
+ * stamps and offset first, then `value` with release; a reader loads `value` with acquire, reads
+ * the rest, and trusts it only if `value` is still the same. All times are CLOCK_MONOTONIC ns.
  */
 #ifndef GW_PROTO_SHM_H
 #define GW_PROTO_SHM_H

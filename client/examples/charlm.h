@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * charlm: a character language model trained by data-parallel ranks, the example and the workload of
- * the demo. This header owns what its files share: options, exit codes, and the result of a run.
+ * charlm: a character language model trained by data-parallel ranks, the example and the workload
+ * of the demo. This header owns what its files share: options, exit codes, and the result of a run.
  * One thread. The model knows nothing of gradwire; only charlm_rank.c calls libgradwire.
  */
 #ifndef CHARLM_H

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * charlm alone, without libgradwire: the reference, which computes every rank's micro-batch and adds
- * the gradients as gradwire's contract says, and the plain run with one large batch, whose sums
- * differ by rounding. One thread.
+ * charlm alone, without libgradwire: the reference, which computes every rank's micro-batch and
+ * adds the gradients as gradwire's contract says, and the plain run with one large batch, whose
+ * sums differ by rounding. One thread.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -104,8 +104,8 @@ static void tree_merge_top(struct alone *a)
     a->tree_ranks[a->tree_count - 1] += a->tree_ranks[a->tree_count];
 }
 
-/* Neighbours of equal size are added at once; at the end, what is left is added from the right. Both
- * together are ((0+1)+(2+3))+..., an odd last one passing up. */
+/* Neighbours of equal size are added at once; at the end, what is left is added from the right.
+ * Both together are ((0+1)+(2+3))+..., an odd last one passing up. */
 static void tree_settle(struct alone *a, bool last)
 {
     while (a->tree_count > 1 &&

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The arithmetic of charlm in fp32. Pure; any thread. Every result has the same bits on every CPU:
- * each element is one chain of additions in ascending order, vector code only works on many elements
- * at once, nothing is contracted into FMA, and exp and tanh are our own.
+ * each element is one chain of additions in ascending order, vector code only works on many
+ * elements at once, nothing is contracted into FMA, and exp and tanh are our own.
  */
 #ifndef CHARLM_MATH_H
 #define CHARLM_MATH_H

@@ -379,7 +379,8 @@ static int write_param(struct rank_run *run, uint32_t param, FILE *file)
     return r;
 }
 
-/* This rank's own view of all parameters, unit by unit; file NULL: only waits until they are there. */
+/* This rank's own view of all parameters, unit by unit; file NULL: only waits until they are
+ * there. */
 static int fetch_all(struct rank_run *run, FILE *file)
 {
     struct gw_token token;

@@ -120,9 +120,11 @@ struct device_ops {
     int (*stream_new)(struct device *device, const char *name, struct device_stream **ret_stream);
     int (*enqueue)(struct device_stream *stream, const struct device_work *work);
     /* Raises once `op` is done: now if it is already (or 0), never if it fails. The stamps are the
-     * op's; now for op 0; long ago (1) for one done before, so that a wait for it is all wake-up. */
+     * op's; now for op 0; long ago (1) for one done before, so that a wait for it is all
+     * wake-up. */
     int (*signal_after)(struct device *device, uint64_t op, const struct device_signal *signal);
-    /* Some client raised a timeline or rang its bell: waits are looked at again. (cuda: nothing.) */
+    /* Some client raised a timeline or rang its bell: waits are looked at again. (cuda:
+     * nothing.) */
     void (*kick)(struct device *device);
     /* One completion; false: none. Order is that of completion. */
     bool (*take_done)(struct device *device, struct device_done *ret_done);

@@ -3,8 +3,8 @@
  * Waking a client's threads after a word of its pages has risen. Any thread.
  *
  * The client counts itself into `waiting`, reads `wake`, looks at its tokens, sleeps on `wake`.
- * Both sides are seq_cst: if `waiting` is 0 here, the client's count comes later in the one order of
- * all such accesses, so its read of `wake` sees this rise and its tokens what was stored before.
+ * Both sides are seq_cst: if `waiting` is 0 here, the client's count comes later in the one order
+ * of all such accesses, so its read of `wake` sees this rise and its tokens what was stored before.
  * The client page is hostile: `waiting` only saves or costs a system call.
  */
 #ifndef GW_DEVICE_RING_H

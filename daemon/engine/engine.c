@@ -176,8 +176,8 @@ void engine_check_linger(struct engine *engine)
 
 /* ---- the end --------------------------------------------------------------------------------- */
 
-/* Best effort: where the runtime directory is root's, gradwired does it. The socket's own name leads
- * there; gradwired renames the entry to the tag once it knows it. */
+/* Best effort: where the runtime directory is root's, gradwired does it. The socket's own name
+ * leads there; gradwired renames the entry to the tag once it knows it. */
 static void remove_entry(struct engine *engine)
 {
     static const char *const files[] = {"sock", "lock", ""};

@@ -90,7 +90,8 @@ struct engine *engine_free(struct engine *engine);
 int engine_run(struct engine *engine);
 /* What a job_* call returned: < 0 ends the engine, at the next engine_after. */
 void engine_fault(struct engine *engine, int r);
-/* At the end of each callback that called the job: its faults, clients it sent away, its deadline. */
+/* At the end of each callback that called the job: its faults, clients it sent away, its
+ * deadline. */
 void engine_after(struct engine *engine);
 /* Clients are told, then everything ends. */
 void engine_stop(struct engine *engine, int code, const char *text);

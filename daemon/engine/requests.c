@@ -16,9 +16,11 @@ void request_memory_text(const struct job *job, uint64_t bytes, int code, char *
     unsigned long long limit = arenas_limit_bytes(job->arenas);
 
     if (code == GW_E_LIMIT && limit && (wanted > limit || held > limit - wanted))
-        snprintf(text, text_bytes,
-                 "%llu more bytes do not fit: the job holds %llu of at most %llu; make the model or "
-                 "its buffers smaller, or raise the job's memory limit", wanted, held, limit);
+        snprintf(
+            text, text_bytes,
+            "%llu more bytes do not fit: the job holds %llu of at most %llu; make the model or "
+            "its buffers smaller, or raise the job's memory limit",
+            wanted, held, limit);
     else if (code == GW_E_LIMIT)
         snprintf(text, text_bytes,
                  "no memory of %llu bytes can be made: too many descriptors or buffers are in use; "

@@ -218,7 +218,8 @@ void session_tell_events(struct engine *engine)
     struct session *session;
 
     TAILQ_FOREACH(session, &engine->sessions, link) {
-        const struct gw_engine_page *page = session->engine_page ? session->engine_page->base : NULL;
+        const struct gw_engine_page *page =
+            session->engine_page ? session->engine_page->base : NULL;
         uint64_t one = 1;
         uint32_t wake;
 
@@ -379,7 +380,8 @@ static int make_page(struct engine *engine, enum device_memory_kind kind, const 
     return 0;
 }
 
-/* By the socket where the kernel can say it, else by number: the connection was made moments ago. */
+/* By the socket where the kernel can say it, else by number: the connection was made moments
+ * ago. */
 static int open_pidfd(int fd, pid_t pid)
 {
     int pidfd = -1;

@@ -3,8 +3,8 @@
  * libgradwire: the client side of gradwire, for one training process (one rank).
  *
  * Rules that hold for every call
- *  - Returns 0 or a negative GW_E_* value (errors.h). gw_last_error() has the thread's message: what
- *    happened, to whom, and what to do.
+ *  - Returns 0 or a negative GW_E_* value (errors.h). gw_last_error() has the thread's message:
+ *    what happened, to whom, and what to do.
  *  - May be made from any thread. The library starts no thread, installs no signal handler, never
  *    exits, prints, or changes the environment.
  *  - Only gw_wait*, *_sync and set-up calls block; each takes timeout_ns (GW_FOREVER: the job's own
@@ -13,11 +13,12 @@
  *  - Handles are dead in a forked child (GW_E_FORKED).
  *  - Sizes of tensors are elements unless the name ends in _bytes. Values are fp32 in this release.
  *
- * A rank's life: gw_job_create (rank 0) or gw_job_join (others, with rank 0's id) -> gw_param_add...
- * -> gw_seal -> gw_param_write_sync (initial values), gw_barrier -> steps -> gw_job_close.
+ * A rank's life: gw_job_create (rank 0) or gw_job_join (others, with rank 0's id) ->
+ * gw_param_add... -> gw_seal -> gw_param_write_sync (initial values), gw_barrier -> steps ->
+ * gw_job_close.
  *
- * A step: for each unit in forward order gw_fetch, gw_wait, use gw_param_ptr, gw_release; in backward
- * the same in reverse, and for each parameter gw_grad_acquire_sync, write, gw_grad_ready;
+ * A step: for each unit in forward order gw_fetch, gw_wait, use gw_param_ptr, gw_release; in
+ * backward the same in reverse, and for each parameter gw_grad_acquire_sync, write, gw_grad_ready;
  * gw_step_end, gw_wait_step (verdict); gw_update_begin, gw_wait, write the shard's spans,
  * gw_update_commit. The same calls serve all stages.
  */
@@ -195,9 +196,9 @@ struct gw_zero_options {
     uint32_t stage;             /* 0..3 */
     uint32_t accumulate;        /* enum gw_accumulate; auto: local in stages 0-1, shard in 2-3 */
     uint32_t gather;            /* enum gw_gather; mapped: stage 3, one node, host memory */
-    uint32_t unused;            /* enum gw_unused: what a parameter without gradient is at step end */
-    uint32_t overlap_off;       /* 1: nothing starts before every rank's last gradient, no prefetch */
-    uint32_t ring_slots;        /* bucket buffers per rank (stages 2-3, accumulate shard); default 3 */
+    uint32_t unused;            /* enum gw_unused: a parameter without gradient at step end */
+    uint32_t overlap_off;       /* 1: nothing starts before all ranks' last gradient */
+    uint32_t ring_slots;        /* bucket buffers per rank (stages 2-3 in shard mode); default 3 */
     uint32_t micro_steps;       /* gw_micro_step_end calls per step + 1, at most; default 1 */
     uint32_t shard_align_bytes; /* slices are multiples of it; power of 2, 4..4096; default 64 */
     uint64_t bucket_bytes;      /* of one bucket before padding; > 0, no default: say it */
@@ -212,9 +213,9 @@ struct gw_zero_options {
  * All ranks must register the same list. */
 GW_API int gw_param_add(gw_job *job, const char *name, uint64_t numel, const char *unit,
                         uint32_t *ret_param);
-/* Set-up: every rank calls it; returns when the layout is agreed and memory is mapped. On re-joining
- * a job with the same list and options, shards keep their values; GW_E_TORN if an owner died inside
- * an update (gw_last_error names the shard's rank; the job must be started anew). */
+/* Set-up: every rank calls it; returns when the layout is agreed and memory is mapped. On
+ * re-joining a job with the same list and options, shards keep their values; GW_E_TORN if an owner
+ * died inside an update (gw_last_error names the shard's rank; the job must be started anew). */
 GW_API int gw_seal(gw_job *job, const struct gw_zero_options *options, int64_t timeout_ns);
 
 struct gw_layout_info {
@@ -260,8 +261,8 @@ GW_API int gw_param_read_sync(gw_job *job, uint32_t param, uint64_t offset, uint
  * needs one release. Any order, any subset of ranks. */
 GW_API int gw_fetch(gw_job *job, uint32_t unit, struct gw_token *ret_token);
 GW_API int gw_release(gw_job *job, uint32_t unit);
-/* Read-only values of a parameter whose unit is fetched (token reached); numel elements, contiguous;
- * valid until release. */
+/* Read-only values of a parameter whose unit is fetched (token reached); numel elements,
+ * contiguous; valid until release. */
 GW_API int gw_param_ptr(gw_job *job, uint32_t param, const float **ret_values);
 
 /* Where to write a piece's gradient: a view of service memory, valid until its gw_grad_ready. Waits
@@ -313,8 +314,8 @@ struct gw_span {
     const float *grads;   /* reduced gradient, from the verdict to commit */
 };
 GW_API int gw_shard_spans(gw_job *job, const struct gw_span **ret_spans, uint32_t *ret_count);
-/* Named fp32 array of the shard's shape (sum of span numels), zeroed when new; lives with the shard,
- * also over a re-join. Set-up call. */
+/* Named fp32 array of the shard's shape (sum of span numels), zeroed when new; lives with the
+ * shard, also over a re-join. Set-up call. */
 GW_API int gw_shard_array(gw_job *job, const char *name, float **ret_values, uint64_t *ret_numel);
 
 /* begin: reached when every rank's step has ended, so that nobody reads old values any more.

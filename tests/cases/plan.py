@@ -6,7 +6,7 @@ Written from the words of the design, not from the C code: demo.sh prints these 
 counted ones, and the tests compare daemon/core/layout with make_layout(). It shares nothing with
 the service, so that one mistake cannot be in both.
 
-    expected(parameters, stage=2, ranks=4, bucket_bytes=1 << 20) -> dict, per optimizer step and rank
+    expected(parameters, stage=2, ranks=4, bucket_bytes=1 << 20) -> dict, per step and rank
     plan.py shared/models/gpt2-345m.tsv --stage 3 --ranks 4 --bucket 100000000
 
 Sizes are elements of 4 bytes unless the name ends in _bytes. Figures are one rank's.

@@ -85,7 +85,8 @@ def losses(report, plain, runs, run_name):
         print(f"  {equal}, losses of all {steps} steps and parameters ({checksum[:16]}...):")
         print("    " + " ".join(names))
     print("  plain: one batch of all ranks' samples, summed as it comes; not judged."
-          f" Largest difference from the reference {report['reference']['plain_max_rel_diff']:.1e}")
+          " Largest relative difference from the reference"
+          f" {report['reference']['plain_max_rel_diff']:.1e}")
 
 
 def times(runs, run_name):

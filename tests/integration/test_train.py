@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """charlm end to end: every stage trains to the bits of a process that never heard of gradwire.
 
-A tiny model (hidden width 32) on a short text; worlds of 1 to 4, bucket sizes that cut parameters in
-odd places. Counted traffic and memory are compared with tests/cases/plan.py on the way.
+A tiny model (hidden width 32) on a short text; worlds of 1 to 4, bucket sizes that cut parameters
+in odd places. Counted traffic and memory are compared with tests/cases/plan.py on the way.
 ctest: timeout=900
 """
 import hashlib

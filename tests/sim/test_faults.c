@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Misfortune in virtual time: stalls and their reports, deadlines, lost ranks, jobs that form again.
+ * Misfortune in virtual time: stalls and their reports, deadlines, lost ranks, jobs that form
+ * again.
  * ctest: timeout=240 link=gw_sim
  */
 #include <setjmp.h>
@@ -145,7 +146,7 @@ static void test_job_forms_again(void **state)
             torn++;
             assert_true(result.lost_in_update || result.lost_between_commits);
         } else {
-            assert_int_equal(result.fail_code, GW_E_PEER_LOST); /* the first failure; then no more */
+            assert_int_equal(result.fail_code, GW_E_PEER_LOST); /* the first; then no more */
             assert_true(result.rejoined);
             assert_false(result.lost_half_written || result.lost_between_commits);
             went_on++;

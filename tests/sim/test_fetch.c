@@ -137,7 +137,8 @@ static void test_held_units_beyond_the_budget_are_named(void **state)
     assert_int_equal(result.report_count, 0);
 }
 
-/* D01: a module is skipped by chance each step. Never fatal; what was gathered for nothing counts. */
+/* D01: a module is skipped by chance each step. Never fatal; what was gathered for nothing
+ * counts. */
 static void test_d01_toggled_unit(void **state)
 {
     uint64_t drops = 0;

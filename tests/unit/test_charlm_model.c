@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * charlm's model against a second one, written here in double precision from the definition alone:
- * its loss, its gradients by finite differences, the arithmetic's edges, and that bits do not depend
- * on how a gradient is cut. One process, no file but a temporary text.
+ * its loss, its gradients by finite differences, the arithmetic's edges, and that bits do not
+ * depend on how a gradient is cut. One process, no file but a temporary text.
  * ctest: link=gw_charlm_model
  */
 #include <setjmp.h>

@@ -290,7 +290,8 @@ static void measured_passes_are_not_counted(void **state)
     stop(world);
 }
 
-/* 32 ring bytes at 1600 bytes per second: 20 ms per op; a gather of another rank has its own link. */
+/* 32 ring bytes at 1600 bytes per second: 20 ms per op; a gather of another rank has its own
+ * link. */
 static void the_pace_holds_an_op_for_its_ring_bytes(void **state)
 {
     struct world *world = start(1600);

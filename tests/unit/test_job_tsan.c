@@ -282,7 +282,8 @@ static void give_gradient(struct rank *rank, uint32_t p, uint32_t step, uint64_t
     const float *values = fetch(rank, p);
 
     for (uint32_t piece = 0; piece < param->pieces; piece++) {
-        const struct gw_layout_piece *what = &layout_pieces(rank->layout)[param->first_piece + piece];
+        const struct gw_layout_piece *what =
+            &layout_pieces(rank->layout)[param->first_piece + piece];
         bool ring = rank->bench->stage >= 2;
         float *to = ring ? rank->ring + what->bucket * layout_page(rank->layout)->max_bucket_numel
                          : rank->grads + layout_buckets(rank->layout)[what->bucket].offset;

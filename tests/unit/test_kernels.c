@@ -137,7 +137,8 @@ static void check(const float *const *in, uint32_t n, uint32_t outs, uint32_t co
     assert_int_equal(moved.written, (uint64_t)outs * count * 4);
 }
 
-static const uint32_t sizes[] = {0, 1, 2, 3, 7, 15, 16, 17, 31, 64, 100, 1023, 4095, 4096, 4097, 4099};
+static const uint32_t sizes[] = {0,  1,  2,   3,    7,    15,   16,   17,
+                                 31, 64, 100, 1023, 4095, 4096, 4097, 4099};
 #define SIZES (sizeof(sizes) / sizeof(sizes[0]))
 
 static void sums_are_the_tree_for_all_sizes_and_ranks(void **state)

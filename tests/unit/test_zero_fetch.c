@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Fetch and release in stage 3, private and mapped: which gathers, where to, and what is signalled. */
+/* Fetch and release in stage 3, private and mapped: which gathers, where to, and what is
+ * signalled. */
 #include "test_zero_fixture.h"
 
 /* Two ranks, four units of 8 elements in buckets of 4 (two each), budget 24, 8 ahead. */

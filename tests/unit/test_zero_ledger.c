@@ -102,7 +102,8 @@ static void two_collectives_for_ten_parameters(void **state)
 /* The op carries what the figures count and what the fabric needs. */
 static void an_op_carries_payload_padding_scale_and_times(void **state)
 {
-    struct fx *fx = fx_new(2, 4, 12, 1); /* R02: numels 5,1,7 -> bucket 0 of 6 (padded 8), 1 of 7 (8) */
+    /* R02: numels 5,1,7 -> bucket 0 of 6 (padded 8), 1 of 7 (8) */
+    struct fx *fx = fx_new(2, 4, 12, 1);
     struct core_event event = {.kind = CORE_EV_REQUEST};
     struct wire_ready_entry entry = {.param = 2};
     struct wire_msg msg = {.type = WIRE_READY};
@@ -225,7 +226,8 @@ static void the_ops_of_a_step_have_one_digest(void **state)
         fx_free(fx);
     }
     assert_true(digest[0] == digest[1]);
-    /* FNV-1a 64 over (kind 0, bucket, numel 2, step 1) of bucket 1, then 0; by a program of its own */
+    /* FNV-1a 64 over (kind 0, bucket, numel 2, step 1) of bucket 1, then 0; by a program of its
+     * own */
     assert_true(digest[0] == 0x12c264eea8d7bec4ull);
 }
 
@@ -275,7 +277,8 @@ static void more_than_eight_timelines_are_refused(void **state)
 
 /* ---- missing gradients ----------------------------------------------------------------------- */
 
-/* C01: what a rank did not declare is zero; neighbouring gaps are one op; nothing at all: no input. */
+/* C01: what a rank did not declare is zero; neighbouring gaps are one op; nothing at all: no
+ * input. */
 static void missing_pieces_are_zero_filled_before_the_reduction(void **state)
 {
     struct fx *fx = fx_new(0, 2, 8, 1);
@@ -322,7 +325,8 @@ static void a_bucket_without_gradient_is_zeroed(void **state)
         assert_non_null(lines);
         assert_memory_equal(lines, expected[stage], strlen(expected[stage]));
         if (stage >= 2) {
-            assert_non_null(strstr(lines, "ZE@0 b1 n2 [S0:2]\nZE@1 b1 n2 [S1:2]\nVE step 1 used 1"));
+            assert_non_null(
+                strstr(lines, "ZE@0 b1 n2 [S0:2]\nZE@1 b1 n2 [S1:2]\nVE step 1 used 1"));
         } else {
             assert_non_null(strstr(lines, "VE step 1 used 1"));
         }

@@ -174,7 +174,8 @@ static void overlap_off_starts_after_each_micro_step(void **state)
 
 /* ---- accumulate=local ------------------------------------------------------------------------ */
 
-/* REPLACE: summed in ACC; one reduction, in the step's end; the word rises when the micro-step ends. */
+/* REPLACE: summed in ACC; one reduction, in the step's end; the word rises when the micro-step
+ * ends. */
 static void local_sums_lie_in_acc(void **state)
 {
     static const char *const reduction[4] = {

@@ -59,7 +59,8 @@ static void arenas_of_all_stages_and_modes(void **state)
 
     (void)state;
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
-        struct fx *fx = open_memory(rows[i].stage, rows[i].accumulate, rows[i].micro, rows[i].gather);
+        struct fx *fx =
+            open_memory(rows[i].stage, rows[i].accumulate, rows[i].micro, rows[i].gather);
         const struct zero *zero = fx->zero;
 
         for (int rank = 0; rank < 2; rank++) {

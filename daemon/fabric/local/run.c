@@ -48,7 +48,8 @@ static void run_reduce_scatter(struct local_op *op)
 }
 
 /* The whole is cut into shares of `numel`, so that norm partials fall as in a reduce-scatter; the
- * collectives layer's counts need not be a multiple of the members, then the last shares are short. */
+ * collectives layer's counts need not be a multiple of the members, then the last shares are
+ * short. */
 static void run_all_reduce(struct local_op *op)
 {
     const struct core_op *what = &op->op;

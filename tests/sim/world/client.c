@@ -351,8 +351,9 @@ void client_act(struct sim *sim, struct sim_client *client)
         die(sim, client);
         return;
     }
-    may = !client->finished && !stopped(sim, client) &&
-          (client->at >= client->action_count || may_act(sim, client, &client->actions[client->at]));
+    may =
+        !client->finished && !stopped(sim, client) &&
+        (client->at >= client->action_count || may_act(sim, client, &client->actions[client->at]));
     /* Another thread of the client may write a promised gradient at any time. */
     if (client->write_count > 0 && (!may || sim_draw(sim, 3) == 0)) {
         gradient_write(sim, client);

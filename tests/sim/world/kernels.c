@@ -127,7 +127,8 @@ static void all_gather(struct sim *sim, const struct core_op *op)
 static void local(struct sim *sim, const struct core_op *op)
 {
     float *to = memory_at(sim, &op->out[0], op->numel);
-    const float *from = op->kind == CORE_OP_LOCAL_ADD ? memory_at(sim, &op->in[0], op->numel) : NULL;
+    const float *from =
+        op->kind == CORE_OP_LOCAL_ADD ? memory_at(sim, &op->in[0], op->numel) : NULL;
 
     for (uint64_t i = 0; to && i < op->numel; i++) {
         float value = from ? from[i] : 0;

@@ -6,10 +6,10 @@
  *      ^                                                                      |
  *      '----------------------------------------------------------------------'
  *
- * Clients follow the rules of libgradwire; the device runs ops on real arrays, each stream in order,
- * streams in any order that waits and tokens allow; the next thing to happen is drawn from a seed.
- * Every value that a client may read is compared with the reference at the moment it may be read.
- * The first thing that is wrong ends the run and is kept as a text.
+ * Clients follow the rules of libgradwire; the device runs ops on real arrays, each stream in
+ * order, streams in any order that waits and tokens allow; the next thing to happen is drawn from a
+ * seed. Every value that a client may read is compared with the reference at the moment it may be
+ * read. The first thing that is wrong ends the run and is kept as a text.
  *
  * One thread. `steps` here count from 0; boards and verdicts from 1.
  */

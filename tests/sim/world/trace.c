@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* With $GW_SIM_TRACE set: every event and effect as a line on stderr, to see why a run went wrong. */
+/* With $GW_SIM_TRACE set: every event and effect as a line on stderr, to see why a run went
+ * wrong. */
 #include <stdio.h>
 #include <stdlib.h>
 
