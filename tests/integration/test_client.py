@@ -7,6 +7,7 @@ import ctypes as C
 import os
 import select
 import signal
+import subprocess
 import threading
 import time
 
@@ -152,6 +153,17 @@ def test_every_call_may_come_from_any_thread(where):
     for problems, calls in gw.run(2, threads_rank, where, timeout=120 * SLOWER):
         assert problems == []
         assert calls == THREADS * ROUNDS
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_threads_of_a_whole_step(where, stage):
+    program = os.environ.get("GW_CLIENT_THREADS") or os.path.join(
+        os.environ["GRADWIRE_BUILD"], "tests/bin/client_threads")
+    env = {**os.environ, "GRADWIRE_SOCKET": where["socket"]}
+    ranks = [subprocess.Popen([program, str(r), "2", where["id"], str(stage), "4"], env=env,
+                              stderr=subprocess.PIPE, text=True) for r in range(2)]
+    said = [r.communicate(timeout=120 * SLOWER)[1] for r in ranks]
+    assert [r.returncode for r in ranks] == [0, 0], said
 
 
 def fill(values, n, value):
