@@ -136,21 +136,20 @@ static const struct row zero[] = {
     {WIRE_ARENA_GET, BAD, "1=12"},
     {WIRE_READY, GOOD, "1=()"},
     {WIRE_READY, GOOD, "1=()*256"},
-    {WIRE_READY, GOOD, "1=(1=1048575 3=3 4=127 5=63 5=0 5=1 5=2 6=1 6=2 6=3 6=4)"},
+    {WIRE_READY, GOOD, "1=(1=1048575 3=3 4=63 5=63 5=0 5=1 5=2 6=1 6=2 6=3 6=4)"},
     {WIRE_READY, GOOD, "1=(4=0xffffffff)"},
     {WIRE_READY, BAD, ""},
     {WIRE_READY, BAD, "1=()*257"},
     {WIRE_READY, BAD, "1=(1=1048576)"},
     {WIRE_READY, BAD, "1=(3=4)"},
-    {WIRE_READY, BAD, "1=(4=128)"},
     {WIRE_READY, BAD, "1=(5=64 6=1)"},
     {WIRE_READY, BAD, "1=(5=1)"},
     {WIRE_READY, BAD, "1=(6=1)"},
     {WIRE_READY, BAD, "1=(5=1 6=1 6=2)"},
     {WIRE_READY, BAD, "1=(5=1 5=2 5=3 5=4 5=5 6=1 6=2 6=3 6=4 6=5)"},
-    {WIRE_ACQUIRED, GOOD, "1=127"},
+    {WIRE_ACQUIRED, GOOD, "1=0"},
     {WIRE_ACQUIRED, GOOD, "1=0xffffffff"},
-    {WIRE_ACQUIRED, BAD, "1=128"},
+    {WIRE_ACQUIRED, BAD, "1=0xfffffffe"},
     {WIRE_PARAM_IO, GOOD, "1=1 4=1048576"},
     {WIRE_PARAM_IO, BAD, "1=2"},
     {WIRE_PARAM_IO, BAD, "4=1048577"},
@@ -233,6 +232,26 @@ static void bounds_of_admin_messages(void **state)
     check_rows(admin, COUNT(admin));
 }
 
+/* Ring and overflow slots are numbered in one row. */
+static void last_slot(void **state)
+{
+    char inside[32], outside[32], ready_inside[32], ready_outside[32];
+    const unsigned slots = GW_RING_SLOTS_MAX + GW_OVERFLOW_MAX;
+    const struct row rows[] = {
+        {WIRE_ACQUIRED, GOOD, inside},
+        {WIRE_ACQUIRED, BAD, outside},
+        {WIRE_READY, GOOD, ready_inside},
+        {WIRE_READY, BAD, ready_outside},
+    };
+
+    (void)state;
+    snprintf(inside, sizeof(inside), "1=%u", slots - 1);
+    snprintf(outside, sizeof(outside), "1=%u", slots);
+    snprintf(ready_inside, sizeof(ready_inside), "1=(4=%u)", slots - 1);
+    snprintf(ready_outside, sizeof(ready_outside), "1=(4=%u)", slots);
+    check_rows(rows, COUNT(rows));
+}
+
 /* Repeated numbers come packed or one by one; both at once add up. */
 static void lists_of_ranks(void **state)
 {
@@ -280,6 +299,7 @@ int main(void)
         cmocka_unit_test(bounds_of_session_messages),
         cmocka_unit_test(bounds_of_zero_messages),
         cmocka_unit_test(bounds_of_admin_messages),
+        cmocka_unit_test(last_slot),
         cmocka_unit_test(lists_of_ranks),
         cmocka_unit_test(known_kinds_of_a_longer_list_are_taken),
     };
