@@ -6,8 +6,8 @@
  *
  * A client sends ACQUIRE when each of its slots is in use as far as it can tell. It is answered
  *  - GW_NO_SLOT ("look again") once one of its slots has become free since the last answer;
- *  - an overflow slot, if waiting might be for its own later gradients: no reduction in flight will
- *    free a slot of the rank, and the next reduction in launch order lacks the rank's declaration.
+ *  - an overflow slot, if waiting might be for its own later gradients or commit: no reduction in
+ *    flight will free a slot of the rank, and the next one in launch order waits for the rank.
  */
 #include "daemon/core/zero_internal.h"
 
@@ -92,7 +92,8 @@ static bool slot_in_flight(const struct zero *z, uint32_t rank)
     return false;
 }
 
-/* The next reduction in launch order waits for this rank. */
+/* The next reduction in launch order waits for this rank: for a declaration, or for the commit of
+ * the update inside which it declares. */
 static bool head_lacks(const struct zero *z, uint32_t rank)
 {
     const struct zero_rank *mine = &z->ranks[rank];
@@ -100,6 +101,8 @@ static bool head_lacks(const struct zero *z, uint32_t rank)
 
     if (mine->ended > z->step)
         return false;
+    if (mine->resolved < z->step)
+        return true;
     if (z->options.overlap_off) /* it waits for all that the rank declares in the micro-step */
         return mine->micro <= z->pos_m && mine->open_buckets > 0;
     if (z->pos_m >= z->depth)
@@ -122,12 +125,13 @@ static void grant_overflow(struct zero *z, uint32_t rank)
 {
     struct zero_rank *mine = &z->ranks[rank];
     struct zero_entry *entry = zero_entry(z, rank, mine->acquires[0].bucket);
+    uint32_t quota = z->slots - z->memory.ring_slots; /* what the tables hold */
     struct core_effect *effect;
 
-    if (mine->overflows == GW_OVERFLOW_MAX) {
+    if (mine->overflows == quota) {
         zero_reply(z, rank, mine->acquires[0].request, GW_E_LIMIT,
                    "rank %u has used up its %u overflow slots: declare gradients nearer to the "
-                   "order of the buckets, or seal with more ring_slots%s", rank, GW_OVERFLOW_MAX,
+                   "order of the buckets, or seal with more ring_slots%s", rank, quota,
                    z->options.overlap_off ? " (overlap off needs a slot for every bucket)" : "");
         mine->acquire_count--;
         memmove(&mine->acquires[0], &mine->acquires[1],
