@@ -76,9 +76,7 @@ void sim_plan_random(struct sim_plan *plan, const struct sim_model *model, uint3
     plan->shuffle = pick(seed, 31, 2);
     plan->hold_units = 1 + pick(seed, 32, 2);
     plan->impatient = pick(seed, 36, 3) == 0;
-    plan->early_grads = stage >= 2 && pick(seed, 37, 4) == 0;
-    if (plan->early_grads)
-        plan->seal.ring_slots = 64; /* else the owner's commit could wait for its own gradients */
+    plan->early_grads = stage >= 2 && plan->seal.bucket_bytes > 4 && pick(seed, 37, 4) == 0;
     plan->blind = pick(seed, 38, 10) == 0;
     plan->measure = pick(seed, 33, 4) == 0;
     if (pick(seed, 34, 8) == 0)
