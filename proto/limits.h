@@ -23,7 +23,7 @@
 #define GW_OPS_IN_FLIGHT 64u      /* collective ops of one rank */
 #define GW_BUFFERS_MAX 1024u      /* registered buffers of one rank */
 #define GW_ARRAYS_MAX 64u         /* shard arrays of one rank */
-#define GW_OVERFLOW_MAX 64u       /* overflow slots of one rank */
+#define GW_OVERFLOW_MAX 1024u     /* overflow slots of one rank; and one per bucket at most */
 #define GW_RING_SLOTS_MAX 64u
 #define GW_STAGING_BYTES (4u << 20) /* of a rank's staging arena (param read/write) */
 #define GW_TAG_BYTES 8u

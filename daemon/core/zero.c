@@ -139,7 +139,8 @@ static void fill(struct zero *z, const struct layout *layout, const struct wire_
     z->units = page->units;
     z->fetch_units = page->fetch_units;
     z->depth = z->memory.local ? 1 : z->memory.micro_steps;
-    z->slots = z->memory.ring ? z->memory.ring_slots + GW_OVERFLOW_MAX : 0;
+    z->slots = page->buckets < GW_OVERFLOW_MAX ? page->buckets : GW_OVERFLOW_MAX;
+    z->slots = z->memory.ring ? z->memory.ring_slots + z->slots : 0;
     z->token_keys = z->memory.ring ? z->slots : z->buckets;
 }
 
