@@ -126,41 +126,60 @@ static void unlink_buffer(gw_job *job, const struct gw_buffer *buffer)
     }
 }
 
-int gw_buffer_free(gw_job *job, gw_buffer *buffer)
+/* The engine may hear of a finished op a little after its token has risen. */
+static int tell_free(gw_job *job, uint32_t id)
 {
-    struct wire_msg msg;
-    uint64_t user;
-    int r = job_enter(job);
+    int64_t deadline = clock_deadline(job->timeout_ns);
+    int r;
 
-    if (r < 0)
-        return r;
-    if (!buffer)
-        return 0;
-    if (buffer->job != job)
-        return err_set(GW_E_INVALID, "the buffer belongs to another job");
+    for (;;) {
+        struct timespec pause = clock_timespec(CLOCK_MS);
+        struct wire_msg msg;
+
+        memset(&msg, 0, sizeof(msg));
+        msg.type = WIRE_BUFFER_FREE;
+        msg.u.buffer_free.buffer = id;
+        r = job_request(job, &msg, WIRE_DONE, CHANNEL_PARK_NONE, deadline, NULL);
+        if (r != GW_E_BUSY || clock_now() >= deadline)
+            return r;
+        nanosleep(&pause, NULL);
+    }
+}
+
+/* Off the list, unless an op still uses it; a failed job runs no op any more. */
+static int take_off(gw_job *job, const struct gw_buffer *buffer)
+{
+    bool failed = job_failure(job) < 0;
+    uint64_t user;
+
     pthread_mutex_lock(&job->lock);
-    user = user_of(job, buffer->id);
+    user = failed ? 0 : user_of(job, buffer->id);
     if (user == 0)
         unlink_buffer(job, buffer);
     pthread_mutex_unlock(&job->lock);
-    /* A failed job runs no op any more. */
-    if (user > 0 && job_failure(job) == 0)
+    if (user > 0)
         return err_set(GW_E_BUSY, "op %llu still uses the buffer; wait for its token first",
                        (unsigned long long)user);
-    if (user > 0) {
-        pthread_mutex_lock(&job->lock);
-        unlink_buffer(job, buffer);
-        pthread_mutex_unlock(&job->lock);
-    }
+    return 0;
+}
+
+int gw_buffer_free(gw_job *job, gw_buffer *buffer)
+{
+    uint32_t id;
+    int r = job_enter(job);
+
+    if (r < 0 || !buffer)
+        return r;
+    if (buffer->job != job)
+        return err_set(GW_E_INVALID, "the buffer belongs to another job");
+    r = take_off(job, buffer);
+    if (r < 0)
+        return r;
+    id = buffer->id;
     map_free(&buffer->map);
-    memset(&msg, 0, sizeof(msg));
-    msg.type = WIRE_BUFFER_FREE;
-    msg.u.buffer_free.buffer = buffer->id;
     free(buffer);
-    if (job_failure(job) < 0)
-        return 0; /* the engine frees everything of a failed job's clients */
-    return job_request(job, &msg, WIRE_DONE, CHANNEL_PARK_NONE, clock_deadline(job->timeout_ns),
-                       NULL);
+    /* The engine frees everything of a failed job's clients. */
+    return job_failure(job) < 0 ? 0 : tell_free(job, id);
 }
 
 void *gw_buffer_data(gw_buffer *buffer)

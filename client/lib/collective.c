@@ -139,8 +139,9 @@ static int send_op(gw_job *job, struct wire_msg *msg)
 
     if (slot->sequence > 0 &&
         atomic_load_explicit(&job->engine->op[index].value, memory_order_acquire) < slot->sequence)
-        return err_set(GW_E_AGAIN, "%u ops are in flight; wait for one of their tokens first",
-                       GW_OPS_IN_FLIGHT);
+        return err_set(GW_E_AGAIN,
+                       "op %llu is not done and %u came after it; wait for its token first",
+                       (unsigned long long)slot->sequence, GW_OPS_IN_FLIGHT - 1);
     msg->u.op.sequence = sequence;
     r = channel_send(&job->channel, msg);
     if (r < 0)

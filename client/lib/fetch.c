@@ -61,8 +61,7 @@ static uint64_t slot_offset(const struct gw_shm_slot *slot, uint64_t *ret_value)
 
     for (int i = 0; i < OFFSET_TRIES; i++) {
         before = atomic_load_explicit(&slot->value, memory_order_acquire);
-        offset = __atomic_load_n(&slot->offset, __ATOMIC_RELAXED);
-        atomic_thread_fence(memory_order_acquire);
+        offset = __atomic_load_n(&slot->offset, __ATOMIC_ACQUIRE);
         if (atomic_load_explicit(&slot->value, memory_order_relaxed) == before)
             break;
     }

@@ -125,6 +125,16 @@ static void record(gw_job *job, const struct zero *zero, uint64_t step, struct w
     free(ops);
 }
 
+/* Acquire loads, so that what is read after them is younger. */
+static void copy_shared(void *to, const void *from, size_t bytes)
+{
+    uint8_t *out = to;
+    const uint8_t *in = from;
+
+    for (size_t i = 0; i < bytes; i++)
+        out[i] = __atomic_load_n(&in[i], __ATOMIC_ACQUIRE);
+}
+
 /* The engine writes verdict and bits before it raises the step; both must still be of that step
  * after the copy. `any`: as it is (a dropped edge). */
 static int copy_verdict(const struct zero *zero, uint64_t step, bool any,
@@ -135,9 +145,8 @@ static int copy_verdict(const struct zero *zero, uint64_t step, bool any,
     for (int i = 0; i < VERDICT_TRIES; i++) {
         uint64_t before = atomic_load_explicit(&zero->board->step.value, memory_order_acquire);
 
-        memcpy(verdict, &zero->board->verdict, sizeof(*verdict));
-        memcpy(used, zero->board_used, used_bytes);
-        atomic_thread_fence(memory_order_acquire);
+        copy_shared(verdict, &zero->board->verdict, sizeof(*verdict));
+        copy_shared(used, zero->board_used, used_bytes);
         if (any ||
             (atomic_load_explicit(&zero->board->step.value, memory_order_relaxed) == before &&
              before >= step && verdict->step == before))

@@ -121,8 +121,8 @@ static void nap(gw_job *job, const struct gw_token *tokens, size_t count, bool a
     size_t index = 0;
     uint32_t wake;
 
+    /* Sequentially consistent, as the engine's two: so one side sees the other. */
     atomic_fetch_add(&job->page->waiting, 1);
-    atomic_thread_fence(memory_order_seq_cst);
     wake = atomic_load(&job->engine->wake);
     if (!reached(job, tokens, count, any, &index) && atomic_load(&job->engine->error) == 0)
         syscall(SYS_futex, &job->engine->wake, FUTEX_WAIT, wake, &timeout, NULL, 0);
@@ -167,10 +167,10 @@ struct wait_op wait_stamps(const struct gw_shm_slot *slot, uint64_t value)
 
     if (before < value)
         return op;
-    op.ready = __atomic_load_n(&slot->ready_ns, __ATOMIC_RELAXED);
-    op.started = __atomic_load_n(&slot->started_ns, __ATOMIC_RELAXED);
-    op.done = __atomic_load_n(&slot->done_ns, __ATOMIC_RELAXED);
-    atomic_thread_fence(memory_order_acquire);
+    /* Acquire, each: `value` is read again after them. */
+    op.ready = __atomic_load_n(&slot->ready_ns, __ATOMIC_ACQUIRE);
+    op.started = __atomic_load_n(&slot->started_ns, __ATOMIC_ACQUIRE);
+    op.done = __atomic_load_n(&slot->done_ns, __ATOMIC_ACQUIRE);
     if (atomic_load_explicit(&slot->value, memory_order_relaxed) != before)
         op.done = 0; /* raised again meanwhile: stamps of two ops may be mixed */
     return op;

@@ -4,10 +4,11 @@
  * waiter sleeps on the engine page's wake word, in slices, and looks after the socket between them.
  *
  *   engine: word = value; wake++; if (waiting > 0) FUTEX_WAKE(wake)
- *   client: waiting++; fence; w = wake; word still too low? FUTEX_WAIT(wake, w); waiting--
+ *   client: waiting++; w = wake; word still too low? FUTEX_WAIT(wake, w); waiting--
  *
- * Either the engine sees `waiting`, or the client sees the new word or wake: no wake-up is lost.
- * Any thread; no lock is held while sleeping.
+ * Accesses of `wake` and `waiting` are sequentially consistent on both sides: either the engine
+ * sees `waiting`, or the client sees the new word or wake: no wake-up is lost. Any thread; no lock
+ * is held while sleeping.
  */
 #ifndef GW_CLIENT_WAIT_H
 #define GW_CLIENT_WAIT_H

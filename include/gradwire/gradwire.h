@@ -138,8 +138,9 @@ GW_API int gw_timeline_raise(gw_job *job, uint32_t timeline, uint64_t value);
 /* ---- collectives ------------------------------------------------------------------------------
  * Ops of all ranks on a group run in the order of the calls; the n-th call of each rank must be the
  * same op (kind, name, count, scale), or all ranks get one GW_E_MISMATCH naming both sides, before
- * any byte is summed. At most 64 ops are in flight per rank (GW_E_AGAIN beyond). Sums are the fixed
- * tree ((0+1)+(2+3))+..., in fp32, times (float)scale. In place is allowed where said.
+ * any byte is summed. A rank has at most 64 ops in flight, counted from its oldest unfinished one
+ * on (GW_E_AGAIN beyond). Sums are the fixed tree ((0+1)+(2+3))+..., in fp32, times (float)scale.
+ * In place is allowed where said.
  */
 
 typedef struct gw_buffer gw_buffer;
