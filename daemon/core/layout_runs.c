@@ -3,7 +3,7 @@
  * Units and fetch units of a layout, and the checks of names and sizes that come before any
  * placement. Pure: no state, no I/O; any thread.
  */
-#include "daemon/core/layout_runs.h"
+#include "daemon/core/layout_internal.h"
 
 #include <stdbool.h>
 #include <stdlib.h>

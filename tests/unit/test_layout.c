@@ -17,9 +17,9 @@
 
 #define MAX_PARAMS 16u
 
-static const char *const param_names[MAX_PARAMS] = {
-    "p0", "p1", "p2", "p3", "p4", "p5", "p6", "p7", "p8", "p9", "p10", "p11", "p12", "p13", "p14",
-    "p15"};
+static const char *const param_names[MAX_PARAMS] = {"p0",  "p1",  "p2",  "p3", "p4",  "p5",
+                                                    "p6",  "p7",  "p8",  "p9", "p10", "p11",
+                                                    "p12", "p13", "p14", "p15"};
 
 /* Parameters p0.. with the sizes given, each in the unit of the same index. */
 static struct layout *make(uint32_t stage, uint32_t world, uint64_t bucket, uint32_t align,
@@ -83,7 +83,7 @@ static void test_r02_buckets_close_when_next_does_not_fit(void **state)
 {
     const uint64_t numels[] = {5, 1, 7, 3, 2, 6, 4, 4};
     const uint64_t buckets[] = {6, 12, 10, 4}, padded[] = {8, 12, 12, 4};
-    const uint64_t pieces[][5] = {{0, 0, 0, 0, 5}, {1, 0, 5, 0, 1}, {2, 1, 0, 0, 7},
+    const uint64_t pieces[][5] = {{0, 0, 0, 0, 5}, {1, 0, 5, 0, 1},  {2, 1, 0, 0, 7},
                                   {3, 1, 7, 0, 3}, {4, 1, 10, 0, 2}, {5, 2, 0, 0, 6},
                                   {6, 2, 6, 0, 4}, {7, 3, 0, 0, 4}};
     const uint64_t offsets[] = {0, 5, 8, 15, 18, 20, 26, 32};

@@ -36,10 +36,10 @@ struct world {
     const struct layout *layout;
 };
 
-#define EXPECT(world, condition) \
-    do { \
-        if (!(condition)) \
-            fail_world(world, #condition, __LINE__); \
+#define EXPECT(world, condition)                                                                   \
+    do {                                                                                           \
+        if (!(condition))                                                                          \
+            fail_world(world, #condition, __LINE__);                                               \
     } while (0)
 
 static void fail_world(const struct world *w, const char *condition, int line)
@@ -72,8 +72,8 @@ static void check_coverage(const struct world *w)
 
             EXPECT(w, piece->param == i && piece->numel > 0);
             EXPECT(w, piece->param_offset == covered);
-            EXPECT(w, buckets[piece->bucket].offset + piece->bucket_offset ==
-                          param->offset + covered);
+            EXPECT(w,
+                   buckets[piece->bucket].offset + piece->bucket_offset == param->offset + covered);
             covered += piece->numel;
         }
         EXPECT(w, covered == param->numel);
@@ -124,8 +124,7 @@ static void check_bucket_ends(const struct world *w)
     uint64_t grain = (uint64_t)w->options.world * w->options.align_numel;
 
     for (uint32_t b = 0; b + 1 < layout_page(w->layout)->buckets; b++) {
-        const struct gw_layout_piece *next =
-            &layout_pieces(w->layout)[buckets[b + 1].first_piece];
+        const struct gw_layout_piece *next = &layout_pieces(w->layout)[buckets[b + 1].first_piece];
 
         if (w->options.stage == 3 && buckets[b].fetch_unit != buckets[b + 1].fetch_unit)
             continue;
@@ -273,8 +272,8 @@ static void set_sizes(struct world *w, uint32_t code, uint32_t count, uint32_t p
 {
     w->count = count;
     for (uint32_t i = 0; i < count; i++) {
-        w->params[i] = (struct layout_param){names[i], unit_patterns[pattern][i],
-                                             sizes[code % 4], 0};
+        w->params[i] =
+            (struct layout_param){names[i], unit_patterns[pattern][i], sizes[code % 4], 0};
         code /= 4;
     }
 }
