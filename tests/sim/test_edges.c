@@ -13,14 +13,15 @@
 
 #include <cmocka.h>
 
+#include "daemon/core/edges.h"
 #include "tests/sim/world/reference.h"
 #include "tests/sim/world/sim.h"
 
 #define TIMINGS 60u
 
-static const struct layout_param model[] = {
-    {"a", "u0", 5, 0}, {"b", "u0", 1, 0}, {"c", "u1", 7, 0}, {"d", "u1", 3, 0},
-    {"e", "u1", 2, 0}, {"f", "u2", 6, 0}, {"g", "u2", 4, 0}, {"h", "u3", 4, 0}};
+static const struct layout_param model[] = {{"a", "u0", 5, 0}, {"b", "u0", 1, 0}, {"c", "u1", 7, 0},
+                                            {"d", "u1", 3, 0}, {"e", "u1", 2, 0}, {"f", "u2", 6, 0},
+                                            {"g", "u2", 4, 0}, {"h", "u3", 4, 0}};
 
 struct row {
     const char *name;
@@ -87,8 +88,14 @@ static void two_held(struct sim_plan *plan)
     plan->hold_units = 2;
 }
 
-#define CORE_ROW(edge, stage, arrange) {#edge, 1ull << SIM_EDGE_##edge, 0, stage, arrange}
-#define CLIENT_ROW(edge, stage, arrange) {#edge, 0, SIM_DROP_##edge, stage, arrange}
+#define CORE_ROW(edge, stage, arrange)                                                             \
+    {                                                                                              \
+#edge, 1ull << EDGE_##edge, 0, stage, arrange                                              \
+    }
+#define CLIENT_ROW(edge, stage, arrange)                                                           \
+    {                                                                                              \
+#edge, 0, SIM_DROP_##edge, stage, arrange                                                  \
+    }
 
 static const struct row rows[] = {
     CORE_ROW(GRAD_WRITTEN, 1, producers_are_late),

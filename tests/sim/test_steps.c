@@ -77,9 +77,9 @@ static void test_stage3_values(void **state)
 
 /* ---- a fixed model: 8 tensors as in case R02, buckets 5+1, 7+3+2, 6+4, 4 in every stage ------ */
 
-static const struct layout_param r02[] = {
-    {"a", "u0", 5, 0}, {"b", "u0", 1, 0}, {"c", "u1", 7, 0}, {"d", "u1", 3, 0},
-    {"e", "u1", 2, 0}, {"f", "u2", 6, 0}, {"g", "u2", 4, 0}, {"h", "u3", 4, 0}};
+static const struct layout_param r02[] = {{"a", "u0", 5, 0}, {"b", "u0", 1, 0}, {"c", "u1", 7, 0},
+                                          {"d", "u1", 3, 0}, {"e", "u1", 2, 0}, {"f", "u2", 6, 0},
+                                          {"g", "u2", 4, 0}, {"h", "u3", 4, 0}};
 
 static struct sim_plan r02_plan(uint64_t seed, uint32_t stage, uint32_t world)
 {
@@ -234,6 +234,25 @@ static void test_c03_infinity_is_seen_by_all(void **state)
     }
 }
 
+/* C01 with the policy "error": ranks and parameters that lack a gradient are named. */
+static void test_c01_unused_is_an_error_if_asked(void **state)
+{
+    (void)state;
+    for (uint32_t stage = 0; stage <= 3; stage++) {
+        struct sim_plan plan = r02_plan(6, stage, 3);
+        struct sim_result result;
+
+        plan.seal.unused = GW_UNUSED_ERROR;
+        run(&plan, &result);
+        plan.unused = 100;
+        sim_run(&plan, &result);
+        assert_string_equal(result.error, "");
+        assert_int_equal(result.fail_code, GW_E_UNUSED);
+        assert_non_null(strstr(result.fail_text, "rank"));
+        assert_non_null(strstr(result.fail_text, "'"));
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -246,6 +265,7 @@ int main(void)
         cmocka_unit_test(test_stages_agree),
         cmocka_unit_test(test_different_orders_through_a_small_ring),
         cmocka_unit_test(test_c04_micro_steps_that_differ_are_named),
+        cmocka_unit_test(test_c01_unused_is_an_error_if_asked),
         cmocka_unit_test(test_c03_infinity_is_seen_by_all),
     };
 

@@ -63,8 +63,8 @@ static const float *view(struct sim *sim, const struct sim_client *client, uint3
         uint64_t start = layout_fetch_units(layout_of(sim))[u->fetch_unit].offset;
 
         ref.kind = GW_ARENA_POOL;
-        ref.offset_bytes = sim->boards[client->rank].units[unit].offset +
-                           (param->offset - start) * sizeof(float);
+        ref.offset_bytes =
+            sim->boards[client->rank].units[unit].offset + (param->offset - start) * sizeof(float);
     }
     return memory_at(sim, &ref, param->numel);
 }
@@ -91,8 +91,7 @@ void check_unit(struct sim *sim, struct sim_client *client, uint32_t unit, const
 
     for (uint32_t p = u->first_param; p < u->first_param + u->params && !sim->failed; p++) {
         const struct gw_layout_param *param = &layout_params(layout_of(sim))[p];
-        const float *want =
-            sim->reference->values[client->step] + sim->reference->param_at[p];
+        const float *want = sim->reference->values[client->step] + sim->reference->param_at[p];
         const float *have = param->numel ? view(sim, client, unit, param) : NULL;
 
         for (uint64_t i = 0; have && i < param->numel; i++) {

@@ -10,9 +10,9 @@
 #include "tests/sim/world/internal.h"
 
 static const char *const action_names[] = {
-    "join", "wait ready", "register", "seal", "param io", "barrier", "barrier wait", "measure",
-    "reply", "fetch", "use", "release", "grad", "micro end", "step end", "verdict",
-    "update begin", "update wait", "write", "commit"};
+    "join",     "wait ready", "register",     "seal",        "param io", "barrier", "barrier wait",
+    "measure",  "reply",      "fetch",        "use",         "release",  "grad",    "micro end",
+    "step end", "verdict",    "update begin", "update wait", "write",    "commit"};
 
 void client_describe(const struct sim_client *client, char *text, size_t bytes)
 {
@@ -81,9 +81,12 @@ static void fill_register(const struct sim *sim, struct wire_msg *msg)
 void client_deliver(struct sim *sim, struct sim_client *client)
 {
     struct sim_posted *posted = client->out;
-    struct core_event event = {.kind = posted->kind, .rank = client->rank,
-                               .request = posted->msg.request, .world = sim->plan->world,
-                               .msg = &posted->msg, .text = "killed"};
+    struct core_event event = {.kind = posted->kind,
+                               .rank = client->rank,
+                               .request = posted->msg.request,
+                               .world = sim->plan->world,
+                               .msg = &posted->msg,
+                               .text = "killed"};
 
     client->out = posted->next;
     if (!posted->next)
@@ -253,8 +256,7 @@ static void write_span(struct sim *sim, struct sim_client *client, uint32_t buck
         params[i] = reference_update(sim->plan, params[i], grads[i]);
 }
 
-static void act_in_step(struct sim *sim, struct sim_client *client,
-                        const struct sim_action *action)
+static void act_in_step(struct sim *sim, struct sim_client *client, const struct sim_action *action)
 {
     switch (action->kind) {
     case ACT_FETCH:

@@ -118,12 +118,24 @@ static void raise_word(struct sim *sim, const struct core_signal *signal)
     struct sim_slot *slot = NULL;
 
     switch (GW_TIMELINE_CLASS(signal->timeline)) {
-    case GW_TL_OP: slot = &board->ops[index % GW_OPS_IN_FLIGHT]; break;
-    case GW_TL_BUCKET: slot = &board->buckets[index]; break;
-    case GW_TL_UNIT: slot = &board->units[index]; break;
-    case GW_TL_STEP: slot = &board->step; break;
-    case GW_TL_UPDATE: slot = &board->update; break;
-    default: sim_fail(sim, "signal of timeline %x", signal->timeline); return;
+    case GW_TL_OP:
+        slot = &board->ops[index % GW_OPS_IN_FLIGHT];
+        break;
+    case GW_TL_BUCKET:
+        slot = &board->buckets[index];
+        break;
+    case GW_TL_UNIT:
+        slot = &board->units[index];
+        break;
+    case GW_TL_STEP:
+        slot = &board->step;
+        break;
+    case GW_TL_UPDATE:
+        slot = &board->update;
+        break;
+    default:
+        sim_fail(sim, "signal of timeline %x", signal->timeline);
+        return;
     }
     if (signal->value < slot->value) {
         sim_fail(sim, "timeline %x of rank %u falls from %lu to %lu", signal->timeline,
@@ -212,8 +224,10 @@ void device_run(struct sim *sim, uint32_t stream)
 void device_report(struct sim *sim)
 {
     struct sim_op *op = sim->done;
-    const struct core_event event = {.kind = CORE_EV_OP_DONE, .op = op->op.id,
-                                     .started_ns = op->started_ns, .done_ns = op->done_ns};
+    const struct core_event event = {.kind = CORE_EV_OP_DONE,
+                                     .op = op->op.id,
+                                     .started_ns = op->started_ns,
+                                     .done_ns = op->done_ns};
 
     sim->done = op->next;
     if (!op->next)

@@ -14,8 +14,7 @@ bool gradient_in_ring(const struct sim *sim)
     return seal->stage >= 2 && seal->accumulate == GW_ACCUMULATE_SHARD;
 }
 
-static const struct gw_layout_piece *piece_of(const struct sim *sim, uint32_t param,
-                                              uint32_t piece)
+static const struct gw_layout_piece *piece_of(const struct sim *sim, uint32_t param, uint32_t piece)
 {
     const struct layout *layout = core_layout(sim->core);
 
@@ -156,8 +155,8 @@ static void declare(struct sim *sim, struct sim_client *client, const struct sim
     entry->param = action->a;
     entry->piece = action->b;
     entry->slot = slot;
-    entry->flags = (final ? GW_GRAD_FINAL : GW_GRAD_ACCUMULATE) |
-                   (sim->plan->running ? GW_GRAD_RUNNING : 0u);
+    entry->flags =
+        (final ? GW_GRAD_FINAL : GW_GRAD_ACCUMULATE) | (sim->plan->running ? GW_GRAD_RUNNING : 0u);
     if (timeline < SIM_TIMELINES) {
         entry->tokens = 1;
         entry->timeline[0] = timeline;
@@ -169,8 +168,8 @@ void gradient_act(struct sim *sim, struct sim_client *client, const struct sim_a
 {
     const struct gw_layout_piece *piece = piece_of(sim, action->a, action->b);
     struct sim_bucket *mine = &client->buckets[piece->bucket];
-    struct sim_write write = {action->a, action->b, client->micro, client->grad_step,
-                              SIM_TIMELINES, 0, NULL};
+    struct sim_write write = {action->a,     action->b, client->micro, client->grad_step,
+                              SIM_TIMELINES, 0,         NULL};
     uint32_t slot = free_slot(sim, client);
 
     if (gradient_in_ring(sim) && mine->slot == GW_NO_SLOT) {

@@ -62,21 +62,21 @@ enum sim_action_kind {
     ACT_WAIT_READY,
     ACT_REGISTER,
     ACT_SEAL,
-    ACT_PARAM_IO,   /* a: param */
+    ACT_PARAM_IO, /* a: param */
     ACT_BARRIER,
     ACT_BARRIER_WAIT,
     ACT_MEASURE,
-    ACT_REPLY,      /* waits for the reply of the request before */
-    ACT_FETCH,      /* a: unit */
-    ACT_USE,        /* a: unit; reads it */
-    ACT_RELEASE,    /* a: unit; reads it once more */
-    ACT_GRAD,       /* a: param, b: piece */
+    ACT_REPLY,   /* waits for the reply of the request before */
+    ACT_FETCH,   /* a: unit */
+    ACT_USE,     /* a: unit; reads it */
+    ACT_RELEASE, /* a: unit; reads it once more */
+    ACT_GRAD,    /* a: param, b: piece */
     ACT_MICRO_END,
     ACT_STEP_END,
     ACT_VERDICT,
     ACT_UPDATE_BEGIN,
     ACT_UPDATE_WAIT,
-    ACT_WRITE,      /* a: bucket */
+    ACT_WRITE, /* a: bucket */
     ACT_COMMIT,
 };
 
@@ -104,7 +104,7 @@ struct sim_ring_slot {
     uint64_t count; /* free once the bucket's word is there */
 };
 
-struct sim_bucket { /* a client's own account */
+struct sim_bucket {       /* a client's own account */
     uint64_t closed;      /* contributions it has made */
     bool open;            /* one is due in this micro-step */
     uint32_t slot;        /* of the open contribution; GW_NO_SLOT */
@@ -121,16 +121,16 @@ struct sim_client {
     uint64_t wakes_ns;     /* from its sleep; 0: has not slept */
     struct sim_action *actions;
     uint32_t action_count, action_room, at;
-    uint32_t step;              /* of the next action */
-    uint32_t grad_step, micro;  /* of the next gradient: a step on, inside the update window */
-    bool early; /* the gradients of grad_step's first micro-step are declared already */
+    uint32_t step;             /* of the next action */
+    uint32_t grad_step, micro; /* of the next gradient: a step on, inside the update window */
+    bool early;  /* the gradients of grad_step's first micro-step are declared already */
     bool set_up; /* the actions are still those of set-up */
 
     struct sim_posted *out, **out_end;
-    uint32_t request;   /* number of the last one */
-    uint32_t awaited;   /* whose reply ACT_REPLY waits for; 0: it has come */
+    uint32_t request; /* number of the last one */
+    uint32_t awaited; /* whose reply ACT_REPLY waits for; 0: it has come */
     struct wire_msg reply;
-    bool asked_slot;    /* an ACQUIRE is under way */
+    bool asked_slot; /* an ACQUIRE is under way */
     uint32_t slot_request, slot_bucket;
 
     struct sim_bucket *buckets;
@@ -154,7 +154,7 @@ struct sim {
     bool broken; /* CORE_EFF_FAIL */
     bool rejoined;
     uint32_t version; /* rejoin: updates that all owners have committed */
-    bool handling; /* inside core_handle and its effects */
+    bool handling;    /* inside core_handle and its effects */
     struct core_event answers[SIM_ANSWERS_MAX];
     uint32_t answer_count, answer_taken;
     struct sim_arena *arenas;
@@ -164,7 +164,7 @@ struct sim {
     uint64_t launched;
     bool *executed; /* by op id */
     uint64_t executed_room;
-    double *partials;     /* by bucket: squares of what was reduced last */
+    double *partials; /* by bucket: squares of what was reduced last */
     uint64_t *nonfinite;
     struct sim_board boards[SIM_RANKS_MAX];
     struct sim_client clients[SIM_RANKS_MAX];
@@ -173,6 +173,8 @@ struct sim {
 /* sim.c */
 void sim_fail(struct sim *sim, const char *format, ...) __attribute__((format(printf, 2, 3)));
 uint32_t sim_draw(struct sim *sim, uint32_t below);
+
+/* effects.c */
 void sim_post_event(struct sim *sim, const struct core_event *event);
 
 /* memory.c */

@@ -74,8 +74,8 @@ static void all_reduce(struct sim *sim, const struct core_op *op)
 
         sim->nonfinite[op->bucket] = 0;
         for (uint32_t r = 0; r < op->world; r++) /* slice by slice, as a reduce-scatter adds them */
-            squares += kernel_squares(to[0] + r * op->numel, op->numel,
-                                      &sim->nonfinite[op->bucket]);
+            squares +=
+                kernel_squares(to[0] + r * op->numel, op->numel, &sim->nonfinite[op->bucket]);
         sim->partials[op->bucket] = squares;
     }
 }
@@ -140,8 +140,8 @@ static void local(struct sim *sim, const struct core_op *op)
 static void verdict(struct sim *sim, const struct core_op *op)
 {
     const struct gw_layout_page *page = layout_page(core_layout(sim->core));
-    struct gw_shm_verdict out = {.step = op->step, .digest = op->digest, .clip_factor = 1,
-                                 .used_params = op->used_params};
+    struct gw_shm_verdict out = {
+        .step = op->step, .digest = op->digest, .clip_factor = 1, .used_params = op->used_params};
     double squares = 0;
 
     for (uint32_t b = page->buckets; b-- > 0;) {
@@ -163,18 +163,31 @@ static void verdict(struct sim *sim, const struct core_op *op)
 void kernel_run(struct sim *sim, const struct core_op *op)
 {
     switch (op->kind) {
-    case CORE_OP_REDUCE_SCATTER: reduce_scatter(sim, op); break;
-    case CORE_OP_ALL_REDUCE: all_reduce(sim, op); break;
-    case CORE_OP_ALL_GATHER: all_gather(sim, op); break;
+    case CORE_OP_REDUCE_SCATTER:
+        reduce_scatter(sim, op);
+        break;
+    case CORE_OP_ALL_REDUCE:
+        all_reduce(sim, op);
+        break;
+    case CORE_OP_ALL_GATHER:
+        all_gather(sim, op);
+        break;
     case CORE_OP_GATHER:
         if (op->out[0].kind != GW_ARENA_NONE)
             gather(sim, op);
         break;
-    case CORE_OP_BROADCAST: break; /* not used by the scripts */
-    case CORE_OP_BARRIER: break;
+    case CORE_OP_BROADCAST:
+        break; /* not used by the scripts */
+    case CORE_OP_BARRIER:
+        break;
     case CORE_OP_LOCAL_ADD:
-    case CORE_OP_ZERO: local(sim, op); break;
-    case CORE_OP_VERDICT: verdict(sim, op); break;
-    default: sim_fail(sim, "op of kind %u", op->kind);
+    case CORE_OP_ZERO:
+        local(sim, op);
+        break;
+    case CORE_OP_VERDICT:
+        verdict(sim, op);
+        break;
+    default:
+        sim_fail(sim, "op of kind %u", op->kind);
     }
 }

@@ -53,9 +53,9 @@ static void draw_options(struct sim_plan *plan, uint64_t seed)
     }
     if (seal->bucket_bytes == 4)
         seal->ring_slots = 64; /* a bucket per element: any order is within the overflow quota */
-    plan->running = pick(seed, 19, 2) &&
-                    (seal->accumulate == GW_ACCUMULATE_LOCAL ||
-                     (seal->accumulate == GW_ACCUMULATE_AUTO && seal->stage < 2));
+    plan->running =
+        pick(seed, 19, 2) && (seal->accumulate == GW_ACCUMULATE_LOCAL ||
+                              (seal->accumulate == GW_ACCUMULATE_AUTO && seal->stage < 2));
 }
 
 void sim_plan_random(struct sim_plan *plan, const struct sim_model *model, uint32_t stage,

@@ -48,8 +48,7 @@ bool plan_uses(const struct sim_plan *plan, uint32_t rank, uint32_t step, uint32
     bool uses = false;
 
     for (uint32_t m = 0; m <= micro; m++) {
-        uses = !sim_chance(sim_hash(plan->seed, 1 + rank, step * 64 + m, param, 33),
-                           plan->unused);
+        uses = !sim_chance(sim_hash(plan->seed, 1 + rank, step * 64 + m, param, 33), plan->unused);
         if (m < micro && uses && draws_final(plan, rank, step, m, param))
             return false; /* never again after its FINAL */
     }
@@ -59,8 +58,7 @@ bool plan_uses(const struct sim_plan *plan, uint32_t rank, uint32_t step, uint32
 bool plan_final(const struct sim_plan *plan, uint32_t rank, uint32_t step, uint32_t micro,
                 uint32_t param)
 {
-    return micro + 1 == plan_micro_steps(plan, rank) ||
-           draws_final(plan, rank, step, micro, param);
+    return micro + 1 == plan_micro_steps(plan, rank) || draws_final(plan, rank, step, micro, param);
 }
 
 bool plan_updates(const struct sim_plan *plan, uint32_t step)
@@ -111,8 +109,8 @@ static bool sums_in_shards(const struct sim_plan *plan)
     return plan->seal.accumulate == GW_ACCUMULATE_SHARD;
 }
 
-static float contribution(const struct sim_plan *plan, uint32_t rank, uint32_t step,
-                          uint32_t micro, uint32_t param, uint64_t element)
+static float contribution(const struct sim_plan *plan, uint32_t rank, uint32_t step, uint32_t micro,
+                          uint32_t param, uint64_t element)
 {
     if (!plan_uses(plan, rank, step, micro, param))
         return 0;

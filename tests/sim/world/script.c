@@ -8,8 +8,7 @@ static void add(struct sim_client *client, enum sim_action_kind kind, uint32_t a
 {
     if (client->action_count == client->action_room) {
         client->action_room = 2 * client->action_room + 64;
-        client->actions =
-            realloc(client->actions, client->action_room * sizeof(*client->actions));
+        client->actions = realloc(client->actions, client->action_room * sizeof(*client->actions));
         if (!client->actions)
             abort();
     }

@@ -36,14 +36,6 @@ enum sim_client_edge {
     SIM_DROP_GATHERED = 1u << 2,
 };
 
-/* Bits of core_config.drop_edges, by row of edges.def. */
-enum sim_edge {
-#define X(name, side, what, why) SIM_EDGE_##name,
-#include "daemon/core/edges.def"
-#undef X
-    SIM_EDGES
-};
-
 /* What is simulated. Chances are per thousand and drawn from the seed, so that the reference knows
  * them too. Speeds are weights of the draw; 0 means 10. */
 struct sim_plan {
@@ -64,12 +56,12 @@ struct sim_plan {
     uint32_t hold_units;  /* how many units are held before the first is released; 0: one */
     bool running;         /* contributions are RUNNING (accumulate local) */
     bool fetch;           /* units are fetched, forward and backward */
-    bool impatient;     /* clients do not wait for the answer when a slot becomes free by itself */
-    bool blind;         /* updates use no gradient and wait for no verdict */
-    bool early_grads;   /* the next step's first gradients come inside the update window */
-    bool shuffle;         /* gradients come in random order, other on each rank */
-    bool measure;         /* the comm_alone passes come first */
-    uint32_t infinite_step; /* rank 1 % world has an infinity then; SIM_NEVER */
+    bool impatient;   /* clients do not wait for the answer when a slot becomes free by itself */
+    bool blind;       /* updates use no gradient and wait for no verdict */
+    bool early_grads; /* the next step's first gradients come inside the update window */
+    bool shuffle;     /* gradients come in random order, other on each rank */
+    bool measure;     /* the comm_alone passes come first */
+    uint32_t infinite_step;    /* rank 1 % world has an infinity then; SIM_NEVER */
     uint32_t micro_short_rank; /* ends one micro-step fewer (C04); SIM_NEVER */
 
     uint32_t client_speed[SIM_RANKS_MAX], wire_speed[SIM_RANKS_MAX];
@@ -98,15 +90,15 @@ struct sim_result {
     uint32_t fail_rank;
     char fail_text[GW_TEXT_MAX + 1];
     uint64_t fail_ns, stop_ns; /* virtual times */
-    bool ended;       /* CORE_EFF_END */
+    bool ended;                /* CORE_EFF_END */
     struct sim_report reports[SIM_REPORTS_MAX];
     uint32_t report_count;
     uint64_t calls[GW_KINDS]; /* launched ops by traffic, rank 0's share: its gathers only */
     uint64_t payload_bytes[GW_KINDS], padding_bytes[GW_KINDS];
-    uint64_t reductions[64];  /* by bucket (those below 64) */
+    uint64_t reductions[64]; /* by bucket (those below 64) */
     uint64_t hits, misses, drops, gathered_max_bytes, overflow_slots; /* all ranks */
-    uint64_t params_hash;     /* of all final parameters, in registration order */
-    uint64_t draws;           /* events until the end */
+    uint64_t params_hash; /* of all final parameters, in registration order */
+    uint64_t draws;       /* events until the end */
     bool rejoined;
     uint32_t steps_before; /* rejoin: completed when the job formed again */
     /* When a rank was lost: some owner had begun its update / had written in it / had committed one

@@ -9,10 +9,13 @@
 static const char *message_name(uint16_t type)
 {
     switch (type) {
-#define NAME(name, value, member, message, lower) case value: return #name;
+#define NAME(name, value, member, message, lower)                                                  \
+    case value:                                                                                    \
+        return #name;
         WIRE_TYPE_MAP(NAME)
 #undef NAME
-    default: return "?";
+    default:
+        return "?";
     }
 }
 
@@ -23,8 +26,8 @@ static bool tracing(void)
 
 void trace_event(const struct sim *sim, const struct core_event *event)
 {
-    static const char *const kinds[] = {"JOIN", "LEAVE", "LOST", "REQUEST", "BUILT", "OVERFLOW",
-                                        "BUFFER", "OP_DONE", "TICK", "ARENA_LOST"};
+    static const char *const kinds[] = {"JOIN",     "LEAVE",  "LOST",    "REQUEST", "BUILT",
+                                        "OVERFLOW", "BUFFER", "OP_DONE", "TICK",    "ARENA_LOST"};
 
     if (!tracing())
         return;
@@ -46,8 +49,9 @@ void trace_event(const struct sim *sim, const struct core_event *event)
 
 static void trace_op(const struct core_op *op)
 {
-    static const char *const kinds[] = {"reduce_scatter", "all_reduce", "all_gather", "gather",
-                                        "broadcast", "barrier", "local_add", "zero", "verdict"};
+    static const char *const kinds[] = {"reduce_scatter", "all_reduce", "all_gather",
+                                        "gather",         "broadcast",  "barrier",
+                                        "local_add",      "zero",       "verdict"};
 
     fprintf(stderr, "op %lu %s stream %u rank %u bucket %u+%u accumulate %u wait_op %lu signals",
             (unsigned long)op->id, kinds[op->kind], op->stream, op->rank, op->bucket,
@@ -62,8 +66,8 @@ static void trace_op(const struct core_op *op)
 
 void trace_effect(const struct sim *sim, const struct core_effect *effect)
 {
-    static const char *const kinds[] = {"REPLY", "LAUNCH", "SIGNAL", "BUILD", "OVERFLOW", "FAIL",
-                                        "DROP", "PARAM_IO", "REPORT", "END"};
+    static const char *const kinds[] = {"REPLY", "LAUNCH", "SIGNAL",   "BUILD",  "OVERFLOW",
+                                        "FAIL",  "DROP",   "PARAM_IO", "REPORT", "END"};
 
     (void)sim;
     if (!tracing())
