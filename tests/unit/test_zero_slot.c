@@ -13,7 +13,7 @@ static struct fx *open_ring(uint32_t slots, uint32_t overlap_off)
     return fx;
 }
 
-/* ---- what is wrong with a slot ------------------------------------------------------------------------------ */
+/* ---- what is wrong with a slot --------------------------------------------------------------- */
 
 static void a_held_slot_is_busy(void **state)
 {
@@ -23,9 +23,10 @@ static void a_held_slot_is_busy(void **state)
     assert_int_equal(fx_ready(fx, 1, 5, 0, 1), 0);
     assert_int_equal(fx_ready(fx, 1, 4, 0, 1), GW_E_BUSY);
     assert_int_equal(fx->fault.rank, 1);
-    assert_string_equal(fx->fault.text,
-                        "rank 1 put a gradient of bucket 4 into slot 1, which still holds bucket 5: "
-                        "acquire a free one first");
+    assert_string_equal(
+        fx->fault.text,
+        "rank 1 put a gradient of bucket 4 into slot 1, which still holds bucket 5: "
+        "acquire a free one first");
     fx_free(fx);
 }
 
@@ -77,7 +78,7 @@ static void acquire_without_a_ring_is_answered(void **state)
     fx_free(fx);
 }
 
-/* ---- waiting --------------------------------------------------------------------------------------------------- */
+/* ---- waiting --------------------------------------------------------------------------------- */
 
 /* R05: three equal buckets through two buffers: the third waits for the first only. */
 static void the_third_bucket_waits_for_the_first_only(void **state)
@@ -134,7 +135,7 @@ static void news_is_told_once(void **state)
     fx_free(fx);
 }
 
-/* ---- overflow --------------------------------------------------------------------------------------------------- */
+/* ---- overflow -------------------------------------------------------------------------------- */
 
 /* Both slots hold buckets that come later in the order than what is still to be written. */
 static void an_overflow_slot_where_waiting_would_be_for_oneself(void **state)
@@ -161,6 +162,56 @@ static void an_overflow_slot_where_waiting_would_be_for_oneself(void **state)
     assert_int_equal(fx_ready(fx, 0, 4, 0, 2), 0);
     assert_int_equal(fx_ready(fx, 1, 4, 0, 1), 0);
     fx_expect(fx, "RS b4 n2 [O0:0.0 R1:4] -> [S0:8 S1:8] sig b4@0=1 b4@1=1\n");
+    fx_free(fx);
+}
+
+/* Gradients of the next step, declared inside the update window: their reductions wait for the
+ * commit, which the rank may make after them. */
+static void a_rank_inside_its_update_is_granted_one(void **state)
+{
+    struct fx *fx = open_ring(1, 0);
+
+    (void)state;
+    for (uint32_t rank = 0; rank < 2; rank++)
+        assert_int_equal(fx_bare(fx, rank, WIRE_STEP_END), 0);
+    fx_all_done(fx);
+    assert_int_equal(fx_bare(fx, 0, WIRE_UPDATE_BEGIN), 0);
+    assert_int_equal(fx_ready(fx, 0, 5, 0, 0), 0);
+    fx_lines(fx);
+    assert_int_equal(fx_acquire(fx, 0, 4), 0);
+    fx_expect(fx, "OVF@0 0\n");
+    fx_free(fx);
+}
+
+/* Two micro-steps inside one window need more slots than there are buckets: a named error. */
+static void slots_end_with_the_tables(void **state)
+{
+    struct fx *fx = fx_new(2, 1, 4, 1);
+    uint32_t slot = 0;
+
+    (void)state;
+    fx->options.ring_slots = 1;
+    fx->options.micro_steps = 2;
+    fx_open(fx, 0, 4, 4, 4);
+    assert_int_equal(fx_bare(fx, 0, WIRE_STEP_END), 0);
+    fx_all_done(fx);
+    assert_int_equal(fx_bare(fx, 0, WIRE_UPDATE_BEGIN), 0);
+    for (uint32_t i = 0; i < 5; i++) {
+        uint32_t bucket = 2 - i % 3;
+
+        if (i > 0)
+            assert_int_equal(fx_acquire(fx, 0, bucket), 0);
+        if (i > 0 && i < 4) {
+            assert_int_equal(fx_overflow(fx, 0, 0), 0);
+            slot++;
+        }
+        if (i < 4)
+            assert_int_equal(fx_ready(fx, 0, bucket, GW_GRAD_ACCUMULATE, slot), 0);
+        if (i == 2)
+            assert_int_equal(fx_bare(fx, 0, WIRE_MICRO_END), 0);
+    }
+    assert_int_equal(fx_count(fx, "DONE@0 -8"), 1);
+    assert_non_null(strstr(fx->last_text, "its 3 overflow slots"));
     fx_free(fx);
 }
 
@@ -248,17 +299,18 @@ static void overlap_off_needs_a_slot_for_every_bucket(void **state)
 static void the_quota_is_told(void **state)
 {
     struct fx *fx = fx_new(2, 1, 1, 1);
-    struct fx_unit params[1] = {{NULL, 70}}; /* 70 buckets of one element */
+    enum { buckets = GW_OVERFLOW_MAX + 6 }; /* of one element */
+    struct fx_unit params[1] = {{NULL, buckets}};
 
     (void)state;
     fx->options.ring_slots = 1;
     fx->options.overlap_off = 1;
     fx_open_layout(fx, params, 1, 0);
-    for (uint32_t i = 0; i < 66; i++) {
-        struct wire_ready_entry entry = {.param = 0, .piece = 69 - i, .slot = i};
+    for (uint32_t i = 0; i < GW_OVERFLOW_MAX + 2; i++) {
+        struct wire_ready_entry entry = {.param = 0, .piece = buckets - 1 - i, .slot = i};
 
         if (i > 0) {
-            assert_int_equal(fx_acquire(fx, 0, 69 - i), 0);
+            assert_int_equal(fx_acquire(fx, 0, buckets - 1 - i), 0);
             if (i <= GW_OVERFLOW_MAX)
                 assert_int_equal(fx_overflow(fx, 0, 0), 0);
         }
@@ -266,7 +318,7 @@ static void the_quota_is_told(void **state)
             assert_int_equal(fx_ready_one(fx, 0, entry), 0);
     }
     assert_int_equal(fx_count(fx, "DONE@0 -8"), 1);
-    assert_non_null(strstr(fx->last_text, "64 overflow slots"));
+    assert_non_null(strstr(fx->last_text, "1024 overflow slots"));
     fx_free(fx);
 }
 
@@ -281,6 +333,8 @@ int main(void)
         cmocka_unit_test(waiting_for_a_slow_peer_grants_nothing),
         cmocka_unit_test(news_is_told_once),
         cmocka_unit_test(an_overflow_slot_where_waiting_would_be_for_oneself),
+        cmocka_unit_test(a_rank_inside_its_update_is_granted_one),
+        cmocka_unit_test(slots_end_with_the_tables),
         cmocka_unit_test(a_stale_request_is_granted_nothing),
         cmocka_unit_test(an_overflow_is_granted_when_the_head_comes_to_lack_the_rank),
         cmocka_unit_test(no_memory_for_overflow_is_told),
