@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""demo.sh itself, on a tiny model with the programs of this build: what it prints and writes, what it
-says about bad options, and that nothing stays behind however it ends.
+"""demo.sh itself, on a tiny model with the programs of this build: what it prints and writes, what
+it says about bad options, and that nothing stays behind however it ends.
 ctest: label=e2e timeout=300
 """
 import json
