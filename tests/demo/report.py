@@ -285,6 +285,7 @@ def main(arguments):
     except (OSError, Unreadable) as error:
         print(f"report.py: {error}", file=sys.stderr)
         return 2
+    sys.stdout.reconfigure(errors="replace")  # where the locale has no psi
     tables.print_all(report, plain, problems.broken, run_name)
     return 1 if problems.broken else 0
 

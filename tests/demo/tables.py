@@ -31,7 +31,7 @@ def title(text):
 
 def pattern(report, runs, run_name):
     title("T0  what a step sends, per rank: counted | expected from names and shapes alone "
-          f"(P = {number(report['params'])} parameters, {number(4 * report['params'])} bytes)")
+          f"(Ψ = {number(report['params'])} parameters, {number(4 * report['params'])} bytes)")
     rows = []
     for run in runs:
         for kind in SENT:
@@ -47,8 +47,13 @@ def pattern(report, runs, run_name):
                          f"{number(padding[0])} | {number(padding[1])}",
                          number(run["ring_bytes"][kind]), number(run["moved_bytes"][kind]),
                          "ok" if right else "WRONG"])
-    table(["run", "kind", "calls", "payload bytes", "x 4P", "padding bytes",
+    table(["run", "kind", "calls", "payload bytes", "in Ψ", "padding bytes",
            "ring bytes (computed)", "moved bytes", ""], rows)
+    for stage in sorted({run["stage"] for run in runs}):
+        sums = {f"{sum(run['payload_bytes'][kind] for kind in SENT) / (4 * report['params']):.2f} Ψ"
+                for run in runs if run["stage"] == stage}
+        print(f"  stage {stage} sums to {' or '.join(sorted(sums))}"
+              f"{' of all-reduce, which is 2 Ψ on a ring' if stage == 0 else ''}")
     control = {run["calls"]["control"] for run in runs}
     print(f"  besides, {' or '.join(map(str, sorted(control)))} control op per step (verdict)")
 
