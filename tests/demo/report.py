@@ -25,6 +25,7 @@ import tables  # noqa: E402
 
 KINDS = plan.KINDS
 FIGURES = ("calls", "payload_bytes", "padding_bytes", "ring_bytes", "moved_bytes")
+RING_SLOTS = 3  # the service's default
 ALONE_MIN_MS = 0.05  # below, a hidden fraction says nothing
 PROMISES = ("pattern", "one_collective_per_bucket", "overlap_bitwise", "stages_bitwise",
             "reference_bitwise")
@@ -134,11 +135,22 @@ def mean_losses(name, ranks):
     return losses
 
 
+def expectation(rank, parameters):
+    """plan.expected for the run of a rank. Without overlap nothing is reduced before all gradients
+    are there, so that each bucket needs a buffer of its own."""
+    def wanted(ring_slots):
+        return plan.expected(parameters, rank["stage"], rank["world"], rank["bucket_bytes"],
+                             micro_steps=rank["micro_steps"], gather=rank["gather"],
+                             ring_slots=ring_slots)
+
+    buckets = 0 if rank["overlap"] else wanted(RING_SLOTS)["buckets"]
+    return wanted(max(RING_SLOTS, buckets))
+
+
 def put_together(ranks, parameters, problems):
     """One entry of "runs" in the JSON."""
     first, name = ranks[0], run_name(ranks[0])
-    wanted = plan.expected(parameters, first["stage"], first["world"], first["bucket_bytes"],
-                           micro_steps=first["micro_steps"], gather=first["gather"])
+    wanted = expectation(first, parameters)
     run = {key: first[key] for key in ("stage", "overlap", "gather", "link_bytes_per_s")}
     run.update(per_step(name, ranks, problems))
     run["expected_calls"] = wanted["calls"]
