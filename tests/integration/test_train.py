@@ -117,7 +117,7 @@ ALL = [["--stage", str(stage), "--overlap", overlap] for stage in range(4)
 ALL.append(["--stage", "3", "--gather", "mapped"])
 
 
-@pytest.mark.parametrize("world, bucket", [(1, 20000), (2, 4100), (3, 7780), (4, 30012),
+@pytest.mark.parametrize("world, bucket", [(1, 20000), (2, 1000), (2, 4100), (3, 7780), (4, 30012),
                                            (4, 1 << 20)])
 def test_all_stages_have_the_references_bits(trainer, world, bucket):
     parameters = trainer.parameters()
