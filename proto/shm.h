@@ -90,7 +90,8 @@ struct gw_shm_board {
     uint32_t params;
     uint32_t reserved[9];
     struct gw_shm_slot step;   /* value: steps whose verdict is in */
-    struct gw_shm_slot update; /* value: steps that every rank has ended */
+    struct gw_shm_slot update; /* value: step whose update, begun by this rank, may write: every
+                                * rank has ended it */
     struct gw_shm_verdict verdict;
     uint8_t pad[24];
     struct gw_shm_slot slots[];

@@ -201,7 +201,7 @@ struct zero {
     uint64_t digest;
     uint64_t reduce_op;        /* last op on the REDUCE stream */
     uint64_t verdict_op;       /* last verdict; 0 once a reduction waits for it */
-    uint64_t update_open;      /* steps whose update windows are open */
+    uint64_t update_open;      /* steps whose update windows are open to who has begun */
     uint64_t committed;        /* highest step that some rank has committed */
     uint64_t gathered;         /* stages 1-2: highest step whose gathers are launched */
 

@@ -195,9 +195,11 @@ bool step_close(struct zero *z)
     return true;
 }
 
+/* Told only to a rank whose UPDATE_BEGIN is here: what it writes from now on is known to be
+ * unfinished until its commit, however it dies. */
 static void signal_update(struct zero *z, uint32_t rank, uint64_t step)
 {
-    if (z->ranks[rank].update_told >= step)
+    if (z->ranks[rank].update != UPDATE_BEGUN || z->ranks[rank].update_told >= step)
         return;
     z->ranks[rank].update_told = step;
     ops_signal(z, (struct core_signal){.rank = rank,
@@ -211,9 +213,10 @@ void step_open_updates(struct zero *z)
 {
     bool kept = zero_edge(z, EDGE_READS_OVER);
 
-    if (kept && (z->update_open == z->step || z->gathers_in_flight))
-        return;
-    z->update_open = z->step;
-    for (uint32_t r = 0; r < z->world; r++)
-        signal_update(z, r, kept ? z->step : z->ranks[r].ended);
+    if (!kept || (z->update_open < z->step && !z->gathers_in_flight))
+        z->update_open = z->step;
+    for (uint32_t r = 0; r < z->world; r++) {
+        if (!kept || z->update_open >= z->ranks[r].ended)
+            signal_update(z, r, z->ranks[r].ended);
+    }
 }

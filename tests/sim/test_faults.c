@@ -123,11 +123,10 @@ static void test_lost_rank_is_told_at_once(void **state)
 
 /* All ranks join again: training goes on from what the shards hold, or the job says that a shard is
  * torn, and only when its owner died while it wrote. */
-static void test_job_forms_again(void **state)
+static void form_again(bool unread)
 {
     uint32_t torn = 0, went_on = 0;
 
-    (void)state;
     for (uint32_t seed = 0; seed < 240; seed++) {
         struct sim_plan plan = plan_of(seed, seed % 4, 3);
         struct sim_result result;
@@ -137,6 +136,7 @@ static void test_job_forms_again(void **state)
         plan.stop_step = 1;
         plan.stop_action = seed * 7;
         plan.stop_is_loss = plan.rejoin = true;
+        plan.stop_unread = unread;
         plan.unused = seed % 5 ? 0 : 200;
         sim_run(&plan, &result);
         if (result.error[0])
@@ -154,6 +154,20 @@ static void test_job_forms_again(void **state)
     }
     assert_true(torn > 5);
     assert_true(went_on > 100);
+}
+
+static void test_job_forms_again(void **state)
+{
+    (void)state;
+    form_again(false);
+}
+
+/* A torn shard is known as such even if its owner's last messages are never read: who writes has
+ * been told to, and only a begun update is. */
+static void test_job_forms_again_without_last_messages(void **state)
+{
+    (void)state;
+    form_again(true);
 }
 
 /* Nobody comes back: the engine is told to end at the join deadline. */
@@ -181,6 +195,7 @@ int main(void)
         cmocka_unit_test(test_slow_peer_within_the_op_deadline_is_no_error),
         cmocka_unit_test(test_lost_rank_is_told_at_once),
         cmocka_unit_test(test_job_forms_again),
+        cmocka_unit_test(test_job_forms_again_without_last_messages),
         cmocka_unit_test(test_broken_job_ends),
     };
 

@@ -77,8 +77,9 @@ static void a_layer_used_in_the_first_micro_step_only(void **state)
         assert_int_equal(fx_bare(fx, 1, WIRE_STEP_END), 0);
         fx_expect(fx, "SIG b1@0=2 <1\nSIG b1@1=2 <1\n"
                       "RS b0 n2 acc [R0:8 R1:8] -> [S0:0 S1:0] sig b0@0=2 b0@1=2\n"
-                      "VE step 1 used 2 sig step@0=1 step@1=1 <3\n"
-                      "SIG update@0=1\nSIG update@1=1\n");
+                      "VE step 1 used 2 sig step@0=1 step@1=1 <3\n");
+        fx_all(fx, WIRE_UPDATE_BEGIN);
+        fx_expect(fx, "SIG update@0=1\nSIG update@1=1\n");
         fx_free(fx);
     }
 }
@@ -233,8 +234,9 @@ static void local_micro_step_without_a_layer(void **state)
                   "LA@0 b1 n4 acc [G0:4] -> [A0:4]\n"
                   "RS b1 n4 [A0:4] -> [G0:4] sig b1@0=2\n"
                   "RS b0 n4 [A0:0] -> [G0:0] sig b0@0=2\n"
-                  "VE step 1 used 3 sig step@0=1 <6\n"
-                  "SIG update@0=1\n");
+                  "VE step 1 used 3 sig step@0=1 <6\n");
+    assert_int_equal(fx_bare(fx, 0, WIRE_UPDATE_BEGIN), 0);
+    fx_expect(fx, "SIG update@0=1\n");
     fx_free(fx);
 }
 
@@ -258,8 +260,7 @@ static void running_sums_stay_where_they_are(void **state)
     fx_expect(fx, "ZE@0 b1 n2 [G0:6]\n" /* p3; p1 keeps its running sum, and so does p0 */
                   "AR b1 n4 [G0:4] -> [G0:4] wait 0.2=5 sig b1@0=2\n"
                   "AR b0 n4 [G0:0] -> [G0:0] sig b0@0=2\n"
-                  "VE step 1 used 3 sig step@0=1 <3\n"
-                  "SIG update@0=1\n");
+                  "VE step 1 used 3 sig step@0=1 <3\n");
     fx_free(fx);
 }
 

@@ -345,6 +345,7 @@ static void reads_wait_for_updates_and_gathers(void **state)
     fx_expect(fx, "IO@0 r p0 0+1\n");
     assert_int_equal(fx_bare(fx, 0, WIRE_UPDATE_BEGIN), 0);
     assert_int_equal(fx_bare(fx, 1, WIRE_UPDATE_BEGIN), 0);
+    fx_expect(fx, "SIG update@0=1\nSIG update@1=1\n");
     assert_int_equal(fx_io(fx, 1, 0, 0, 0, 1), 0); /* it would wait for itself */
     fx_expect(fx, "DONE@1 -2\n");
     assert_int_equal(fx_bare(fx, 1, WIRE_UPDATE_COMMIT), 0);

@@ -332,12 +332,13 @@ static void act(struct sim *sim, struct sim_client *client, const struct sim_act
 }
 
 /* The engine reads what a client had sent before it says that the client is gone; else an update
- * whose begin still lay in the socket would be torn and nobody knew. */
+ * whose commit still lay in the socket would count as torn. (That it is never taken for whole does
+ * not hang on this: stop_unread.) */
 static void die(struct sim *sim, struct sim_client *client)
 {
     const struct core_event lost = {.kind = CORE_EV_LOST, .rank = client->rank, .text = "killed"};
 
-    while (client->out)
+    while (client->out && !sim->plan->stop_unread)
         client_deliver(sim, client);
     client->gone = true;
     sim->result->stop_ns = sim->now_ns;

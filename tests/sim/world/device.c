@@ -132,6 +132,8 @@ static void raise_word(struct sim *sim, const struct core_signal *signal)
         break;
     case GW_TL_UPDATE:
         slot = &board->update;
+        if (!sim->clients[signal->rank].in_update)
+            sim_fail(sim, "rank %u may write, but has not begun its update", signal->rank);
         break;
     default:
         sim_fail(sim, "signal of timeline %x", signal->timeline);

@@ -72,6 +72,7 @@ struct sim_plan {
      * action number stop_action of that step (modulo their count). */
     uint32_t stop_rank, stop_step, stop_action;
     bool stop_is_loss;
+    bool stop_unread;     /* ... and what still lay in its socket is lost with it */
     bool rejoin;          /* then all ranks join again, once */
     bool wait_for_end;    /* or nobody does, and the run lasts until the job has ended */
     uint64_t sleep_ns;    /* the stop is a sleep */
