@@ -43,9 +43,10 @@ def processes_of(directory):
 
 
 def start(short_dir, *args):
+    env = dict(os.environ, TMPDIR=str(short_dir))
+    env.pop("LD_PRELOAD", None)  # a sanitizer is in our programs; the shell's leaks are its own
     return subprocess.Popen([str(SOURCE / "demo.sh"), *args], stdout=subprocess.PIPE,
-                            stderr=subprocess.PIPE, text=True,
-                            env=dict(os.environ, TMPDIR=str(short_dir)))
+                            stderr=subprocess.PIPE, text=True, env=env)
 
 
 def run(short_dir, *args):
