@@ -209,10 +209,16 @@ static void remove_entry(struct engine *engine)
 void engine_stop(struct engine *engine, int code, const char *text)
 {
     struct session *session, *next;
+    sigset_t told;
 
     if (engine->ending)
         return;
     engine->ending = true;
+    /* Told again, it goes on ending: libuv's handlers go before the process does. */
+    sigemptyset(&told);
+    sigaddset(&told, SIGTERM);
+    sigaddset(&told, SIGINT);
+    (void)pthread_sigmask(SIG_BLOCK, &told, NULL);
     if (engine->job)
         job_fail_all(engine->job, UINT32_MAX, code, text);
     for (session = TAILQ_FIRST(&engine->sessions); session; session = next) {

@@ -144,7 +144,11 @@ void session_doom(struct session *session, int code, const char *format, ...)
 void session_unbind(struct session *session);
 /* Closes at once: the job hears of it if a rank was held. */
 void session_close(struct session *session, const char *how);
+/* Ends the doomed. */
 void session_reap(struct engine *engine);
+/* The job hears what the clients that hold ranks have sent by now, and who of them has ended: a
+ * JOIN may be read before the last packets of the client whose place it takes. */
+void session_hear_ranks(struct engine *engine);
 /* Writes the event descriptor of each client whose words have risen since the last call. */
 void session_tell_events(struct engine *engine);
 

@@ -82,6 +82,7 @@ void join_join(struct session *session, const struct wire_msg *msg)
         session_doom(session, GW_E_DENIED, "the id is not this job's");
         return;
     }
+    session_hear_ranks(engine);
     join(session, msg->u.join.rank, msg->u.join.world, msg->request);
 }
 

@@ -1,15 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * One client: its two pages and doorbell, packets in and out, and its death, which its process
- * (pidfd) or its socket tells, whichever is first. Loop thread. What it sends is hostile until
- * wire_decode has checked it; what it means is the job's.
+ * (pidfd) or its socket tells, whichever is first; what it had sent by then is handed to the job
+ * before its end is. Loop thread. What it sends is hostile until wire_decode has checked it; what
+ * it means is the job's.
  */
 #include <errno.h>
+#include <poll.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -52,7 +55,7 @@ void session_send(struct session *session, const struct wire_msg *msg, const int
         return;
     }
     /* A broken socket says so to its watch; here only what nobody else would see. */
-    if (r == GW_E_IO && errno == EPIPE)
+    if (r == GW_E_IO && (errno == EPIPE || errno == ECONNRESET))
         return;
     session_doom(session, GW_E_LIMIT, "%s",
                  r == GW_E_LIMIT ? "the client does not read its replies"
@@ -147,9 +150,10 @@ void session_close(struct session *session, const char *how)
     session->closed = true;
     TAILQ_REMOVE(&engine->sessions, session, link);
     engine->session_count--;
-    if (held) {
+    if (held && !engine->ending)
         log_line("rank %u (%s, pid %d) is gone: %s", rank, session->client, (int)session->pid,
                  how);
+    if (held) {
         engine->ranks[rank] = NULL;
         if (!engine->ending)
             r = job_lost(engine->job, now_ns(), rank, how);
@@ -161,26 +165,6 @@ void session_close(struct session *session, const char *how)
         session_free(session);
     if (!engine->ending)
         engine_check_linger(engine);
-}
-
-static struct session *next_doomed(struct engine *engine)
-{
-    struct session *session;
-
-    TAILQ_FOREACH(session, &engine->sessions, link) {
-        if (session->doomed && !session->busy)
-            return session;
-    }
-    return NULL;
-}
-
-void session_reap(struct engine *engine)
-{
-    struct session *session;
-
-    /* From the front each time: closing one may doom others, anywhere in the list. */
-    while ((session = next_doomed(engine)) != NULL)
-        session_close(session, session->doom);
 }
 
 /* ---- in -------------------------------------------------------------------------------------- */
@@ -264,6 +248,8 @@ static void handle_packet(struct session *session, struct packet *packet)
         return;
     }
     r = wire_decode(packet->data, packet->bytes, &msg, &request);
+    if (msg && msg->type == WIRE_JOIN) /* now: its handler reads others' packets to the same place */
+        id_wipe(packet->data, packet->bytes);
     if (r == GW_E_UNIMPLEMENTED && request > 0)
         session_send_done(session, request, GW_E_UNIMPLEMENTED,
                           "this engine (protocol %u) does not know that message",
@@ -275,29 +261,111 @@ static void handle_packet(struct session *session, struct packet *packet)
     else
         handle_message(session, msg);
     if (msg) {
-        if (msg->type == WIRE_JOIN) {
+        if (msg->type == WIRE_JOIN)
             id_wipe(&msg->u.join, sizeof(msg->u.join));
-            id_wipe(packet->data, packet->bytes);
-        }
         wire_free(msg);
     }
 }
 
-/* False: nothing more to read for now. */
-static bool receive(struct session *session)
+/* What a client that broke the protocol, or of which a message was lost, says later means nothing;
+ * one that does not read its replies has still said what it said. */
+static bool is_heard(const struct session *session)
+{
+    return !session->closed && session->engine->fault == 0 &&
+           (!session->doomed || session->doom_code == GW_E_LIMIT);
+}
+
+/* Bytes of the packet that was handled; 0: nothing more to read for now. */
+static size_t receive(struct session *session)
 {
     struct packet *packet = &session->engine->packet;
     int r = packet_receive(watch_fd(session->socket), packet);
+    size_t bytes = packet->bytes;
 
     if (r == GW_E_AGAIN)
-        return false;
+        return 0;
     if (r == GW_E_PROTOCOL)
         session_doom(session, GW_E_PROTOCOL, "a packet came that was too long");
     else if (r <= 0)
         session_close(session, "its connection closed");
     else
         handle_packet(session, packet);
-    return !session->closed && !session->doomed && session->engine->fault == 0;
+    return is_heard(session) ? bytes : 0;
+}
+
+/* What lies in the socket by now, and its end if that has come. Not what is sent meanwhile: a
+ * child that keeps a dead client's socket could go on for ever. */
+static void drain(struct session *session)
+{
+    int lie = 0;
+    size_t left, bytes;
+
+    if (!is_heard(session))
+        return;
+    if (ioctl(watch_fd(session->socket), FIONREAD, &lie) < 0)
+        lie = 0;
+    left = (size_t)lie;
+    while ((bytes = receive(session)) > 0 && bytes <= left)
+        left -= bytes;
+}
+
+/* A last hearing, then the end. On the session's own stack. */
+static void finish(struct session *session, const char *how)
+{
+    drain(session);
+    if (!session->closed)
+        session_close(session, how);
+}
+
+static bool process_ended(const struct session *session)
+{
+    struct pollfd process = {.fd = watch_fd(session->process), .events = POLLIN};
+
+    return poll(&process, 1, 0) > 0;
+}
+
+/* Of a session that is not on the stack: it is freed if it has ended. */
+static void hear(struct session *session)
+{
+    bool ended = process_ended(session); /* before reading: it sends nothing after */
+
+    session->busy = true;
+    drain(session);
+    session->busy = false;
+    if (session->closed)
+        session_free(session);
+    else if (session->doomed)
+        session_close(session, session->doom);
+    else if (ended)
+        session_close(session, "its process ended");
+}
+
+void session_hear_ranks(struct engine *engine)
+{
+    for (uint32_t rank = 0; rank < GW_RANKS_MAX && engine->fault == 0; rank++) {
+        if (engine->ranks[rank])
+            hear(engine->ranks[rank]);
+    }
+}
+
+static struct session *next_doomed(struct engine *engine)
+{
+    struct session *session;
+
+    TAILQ_FOREACH(session, &engine->sessions, link) {
+        if (session->doomed && !session->busy)
+            return session;
+    }
+    return NULL;
+}
+
+void session_reap(struct engine *engine)
+{
+    struct session *session;
+
+    /* From the front each time: closing one may doom others, anywhere in the list. */
+    while ((session = next_doomed(engine)) != NULL)
+        hear(session);
 }
 
 static void leave_stack(struct session *session)
@@ -315,29 +383,27 @@ static void on_socket(void *owner, int events)
     struct session *session = owner;
 
     session->busy = true;
-    if (events > 0 && (events & UV_WRITABLE)) {
-        if (outbox_flush(&session->outbox, watch_fd(session->socket)) < 0)
-            session_close(session, "its connection broke");
-        else
+    /* After an error libuv watches no more: all must be read now. */
+    if (events < 0 || (events & UV_WRITABLE &&
+                       outbox_flush(&session->outbox, watch_fd(session->socket)) < 0)) {
+        finish(session, "its connection broke");
+    } else {
+        if (events & UV_WRITABLE)
             watch_socket(session);
+        for (unsigned i = 0; i < ENGINE_PACKETS_PER_TURN && !session->closed; i++)
+            if (receive(session) == 0)
+                break;
     }
-    for (unsigned i = 0; i < ENGINE_PACKETS_PER_TURN && !session->closed; i++)
-        if (!receive(session))
-            break;
     leave_stack(session);
 }
 
-/* What it sent before it ended counts: a LEAVE may still lie in the socket. */
 static void on_process(void *owner, int events)
 {
     struct session *session = owner;
 
     (void)events;
     session->busy = true;
-    while (!session->closed && receive(session))
-        ;
-    if (!session->closed)
-        session_close(session, "its process ended");
+    finish(session, "its process ended");
     leave_stack(session);
 }
 
