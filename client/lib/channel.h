@@ -10,8 +10,10 @@
  *   READY entries -> batch (<= 256) --+-> pending packets (bounded) -> socket
  *   other messages -------------------+        only while the socket is full
  *
- * Order on the socket is the order of the calls. A request whose deadline passes is parked: the
- * engine still works on it, and the next call of that kind takes its reply instead of asking twice.
+ * A READY that completes its bucket sends the batch, as does any other message and any wait that
+ * sleeps: the engine needs the rest no earlier. Order on the socket is the order of the calls. A
+ * request whose deadline passes is parked: the engine still works on it, and the next call of that
+ * kind takes its reply instead of asking twice.
  */
 #ifndef GW_CLIENT_CHANNEL_H
 #define GW_CLIENT_CHANNEL_H

@@ -132,32 +132,29 @@ static void nap(gw_job *job, const struct gw_token *tokens, size_t count, bool a
 int wait_tokens(gw_job *job, const struct gw_token *tokens, size_t count, bool any,
                 int64_t deadline, size_t *ret_index, struct wait_time *ret_time)
 {
-    bool empty = channel_flush(&job->channel);
-    size_t index = 0;
     int r;
 
     *ret_time = (struct wait_time){0};
-    if (!reached(job, tokens, count, any, &index)) {
-        ret_time->w0 = clock_now();
-        for (;;) {
-            r = job_failure(job);
-            /* Once more: what was reached before the failure succeeds. */
-            if (reached(job, tokens, count, any, &index))
-                break;
-            ret_time->w1 = clock_now();
-            if (r < 0)
-                return r;
-            if (ret_time->w1 >= deadline)
-                return GW_E_TIMEOUT;
-            nap(job, tokens, count, any,
-                clock_slice(ret_time->w1, deadline, slice_for(tokens, count, !empty)));
-            channel_poll(&job->channel);
-            empty = channel_flush(&job->channel);
-        }
+    *ret_index = 0;
+    if (reached(job, tokens, count, any, ret_index))
+        return 0;
+    ret_time->w0 = clock_now();
+    for (;;) {
+        bool empty = channel_flush(&job->channel); /* what is waited for may be in the batch */
+
+        r = job_failure(job);
         ret_time->w1 = clock_now();
+        /* Once more: what was reached before the failure succeeds. */
+        if (reached(job, tokens, count, any, ret_index))
+            return 0;
+        if (r < 0)
+            return r;
+        if (ret_time->w1 >= deadline)
+            return GW_E_TIMEOUT;
+        nap(job, tokens, count, any,
+            clock_slice(ret_time->w1, deadline, slice_for(tokens, count, !empty)));
+        channel_poll(&job->channel);
     }
-    *ret_index = index;
-    return 0;
 }
 
 struct wait_op wait_stamps(const struct gw_shm_slot *slot, uint64_t value)
@@ -285,7 +282,6 @@ int gw_test(gw_job *job, struct gw_token token)
         r = wait_slot(job, token, &slot);
     if (r < 0)
         return r;
-    channel_flush(&job->channel);
     if (dropped(job, &token, 1) || wait_reached(job, token)) {
         open_window(job, &token, 1);
         return 1;

@@ -11,6 +11,8 @@
  *    deadlines alone bound it; 0: poll). All other calls return at once.
  *  - Option structs start with struct_size = sizeof(struct). A zero field means its default.
  *  - Handles are dead in a forked child (GW_E_FORKED).
+ *  - GRADWIRE_SOCKET names gradwired's socket; GRADWIRE_DEBUG=guard takes access to gradients and
+ *    parameters away outside the windows in which they may be used (whole pages), for debugging.
  *  - Sizes of tensors are elements unless the name ends in _bytes. Values are fp32 in this release.
  *
  * A rank's life: gw_job_create (rank 0) or gw_job_join (others, with rank 0's id) ->

@@ -1,0 +1,289 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The client against a service that answers wrongly: every answer to HELLO and JOB_CREATE that
+ * cannot be ends in a typed error, never in a crash, and leaves no descriptor behind. The service is
+ * a thread on a socket of its own. ctest: link=gw_client
+ */
+#include <dirent.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "gradwire/gradwire.h"
+#include "proto/shm.h"
+#include "proto/wire.h"
+
+/* How the service goes wrong. */
+struct scenario {
+    const char *what;
+    int expect;
+    const char *text; /* part of the message */
+    int hello_code;   /* CLOSE with it instead of WELCOME */
+    const char *hello_text;
+    bool garbage, hang_up, silent, no_seal, short_page, bad_magic, bad_version, other_protocol;
+    int fds;         /* of the welcome; 0: 3 */
+    int joined_code; /* DONE with it instead of JOINED */
+    bool wrong_reply, no_id, hang_up_later, stray_reply;
+};
+
+static const struct scenario scenarios[] = {
+    {.what = "all right", .expect = 0},
+    {.what = "a reply to nothing is ignored", .expect = 0, .stray_reply = true},
+    {.what = "refused",
+     .expect = GW_E_DENIED,
+     .text = "too many jobs of user 7",
+     .hello_code = GW_E_DENIED,
+     .hello_text = "too many jobs of user 7"},
+    {.what = "draining", .expect = GW_E_DRAINING, .hello_code = GW_E_DRAINING, .hello_text = "x"},
+    {.what = "no packet of ours", .expect = GW_E_PROTOCOL, .garbage = true},
+    {.what = "closed at once", .expect = GW_E_NO_DAEMON, .text = "its log", .hang_up = true},
+    {.what = "silent", .expect = GW_E_TIMEOUT, .silent = true},
+    {.what = "pages that can shrink", .expect = GW_E_PROTOCOL, .text = "sealed", .no_seal = true},
+    {.what = "a short page", .expect = GW_E_PROTOCOL, .text = "bytes", .short_page = true},
+    {.what = "another magic", .expect = GW_E_PROTOCOL, .bad_magic = true},
+    {.what = "another page version", .expect = GW_E_VERSION, .bad_version = true},
+    {.what = "another protocol", .expect = GW_E_VERSION, .other_protocol = true},
+    {.what = "two descriptors", .expect = GW_E_PROTOCOL, .text = "2 descriptors", .fds = 2},
+    {.what = "five descriptors", .expect = GW_E_PROTOCOL, .text = "5 descriptors", .fds = 5},
+    {.what = "join refused", .expect = GW_E_INVALID, .text = "world", .joined_code = GW_E_INVALID},
+    {.what = "a wrong reply", .expect = GW_E_PROTOCOL, .text = "BUFFER_MADE", .wrong_reply = true},
+    {.what = "no id", .expect = GW_E_PROTOCOL, .no_id = true},
+    {.what = "closed later", .expect = GW_E_ENGINE_LOST, .text = "is gone", .hang_up_later = true},
+};
+#define SCENARIOS (sizeof(scenarios) / sizeof(scenarios[0]))
+
+static char path[64];
+static int listener;
+
+static int page_new(const struct scenario *s, uint32_t kind, size_t bytes, uint32_t used)
+{
+    struct gw_shm_header header = {.magic = GW_SHM_MAGIC ^ (s->bad_magic ? 1 : 0),
+                                   .version = GW_SHM_VERSION + (s->bad_version ? 1 : 0),
+                                   .kind = kind,
+                                   .size = used};
+    int fd = memfd_create("page", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+
+    if (fd < 0 || ftruncate(fd, (off_t)(s->short_page ? bytes / 2 : bytes)) < 0 ||
+        pwrite(fd, &header, sizeof(header), 0) != sizeof(header))
+        abort();
+    if (!s->no_seal && fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) < 0)
+        abort();
+    return fd;
+}
+
+static void send_message(int fd, const struct wire_msg *msg, const int *fds, size_t fd_count)
+{
+    static uint8_t buffer[GW_FRAME_MAX];
+    union {
+        struct cmsghdr header;
+        char space[CMSG_SPACE(8 * sizeof(int))];
+    } control = {0};
+    struct iovec io = {.iov_base = buffer};
+    struct msghdr out = {.msg_iov = &io, .msg_iovlen = 1};
+
+    if (wire_encode(msg, buffer, sizeof(buffer), &io.iov_len) < 0)
+        abort();
+    if (fd_count > 0) {
+        out.msg_control = &control;
+        out.msg_controllen = CMSG_SPACE(fd_count * sizeof(int));
+        control.header = (struct cmsghdr){.cmsg_level = SOL_SOCKET,
+                                          .cmsg_type = SCM_RIGHTS,
+                                          .cmsg_len = CMSG_LEN(fd_count * sizeof(int))};
+        memcpy(CMSG_DATA(&control.header), fds, fd_count * sizeof(int));
+    }
+    (void)!sendmsg(fd, &out, MSG_NOSIGNAL);
+}
+
+static void welcome(int fd, const struct scenario *s)
+{
+    struct wire_msg msg = {.type = WIRE_WELCOME};
+    size_t count = s->fds ? (size_t)s->fds : 3;
+    int fds[8];
+
+    msg.u.welcome.version = GW_PROTOCOL_VERSION + (s->other_protocol ? 1 : 0);
+    msg.u.welcome.engine_pid = 1234;
+    fds[0] = page_new(s, GW_SHM_CLIENT, GW_PAGE_BYTES, sizeof(struct gw_client_page));
+    fds[1] = page_new(s, GW_SHM_ENGINE, GW_ENGINE_PAGE_BYTES, sizeof(struct gw_engine_page));
+    for (size_t i = 2; i < count || i < 3; i++)
+        fds[i] = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    send_message(fd, &msg, fds, count);
+    for (size_t i = 0; i < count || i < 3; i++)
+        close(fds[i]);
+}
+
+static void joined(int fd, const struct scenario *s, uint32_t request)
+{
+    struct wire_msg msg = {.type = WIRE_JOINED, .request = request};
+
+    if (s->stray_reply) {
+        struct wire_msg stray = {.type = WIRE_DONE, .request = request + 77};
+        int extra = eventfd(0, EFD_CLOEXEC);
+
+        send_message(fd, &stray, &extra, 1); /* its descriptor must be closed too */
+        close(extra);
+    }
+    if (s->joined_code) {
+        msg.type = WIRE_DONE;
+        msg.u.done.code = s->joined_code;
+        snprintf(msg.u.done.text, sizeof(msg.u.done.text), "the world is another");
+    } else if (s->wrong_reply) {
+        msg.type = WIRE_BUFFER_MADE;
+        msg.u.buffer_made.bytes = 1;
+    } else {
+        msg.u.joined.generation = s->no_id ? 0 : 1;
+        msg.u.joined.id_bytes = 64;
+        memset(msg.u.joined.id, 0x5a, 64);
+    }
+    send_message(fd, &msg, NULL, 0);
+}
+
+static void serve_hello(int fd, const struct scenario *s)
+{
+    struct wire_msg msg = {.type = WIRE_CLOSE};
+
+    if (s->garbage) {
+        (void)!send(fd, "hello, world, this is no frame", 30, MSG_NOSIGNAL);
+    } else if (s->hello_code) {
+        msg.u.done.code = s->hello_code;
+        snprintf(msg.u.done.text, sizeof(msg.u.done.text), "%s", s->hello_text);
+        send_message(fd, &msg, NULL, 0);
+    } else if (!s->silent) {
+        welcome(fd, s);
+    }
+}
+
+static void *serve(void *argument)
+{
+    const struct scenario *s = argument;
+    uint8_t *packet = malloc(GW_FRAME_MAX);
+    int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+    bool greeted = false;
+    ssize_t bytes;
+
+    while (fd >= 0 && packet && (bytes = recv(fd, packet, GW_FRAME_MAX, 0)) > 0) {
+        struct wire_msg *msg = NULL;
+        uint32_t request = 0;
+
+        if (wire_decode(packet, (size_t)bytes, &msg, &request) < 0)
+            abort();
+        if (s->hang_up || (greeted && s->hang_up_later)) {
+            wire_free(msg);
+            break;
+        }
+        if (msg->type == WIRE_HELLO)
+            serve_hello(fd, s);
+        else if (msg->type == WIRE_JOB_CREATE)
+            joined(fd, s, request);
+        greeted = true;
+        wire_free(msg);
+    }
+    close(fd);
+    free(packet);
+    return NULL;
+}
+
+static size_t open_descriptors(void)
+{
+    DIR *directory = opendir("/proc/self/fd");
+    size_t count = 0;
+
+    while (directory && readdir(directory))
+        count++;
+    closedir(directory);
+    return count;
+}
+
+static void one(const struct scenario *s)
+{
+    struct gw_job_options options = {.struct_size = sizeof(options),
+                                     .socket_path = path,
+                                     .world = 1,
+                                     .timeout_ns = s->silent ? 50000000 : 0};
+    size_t before = open_descriptors();
+    gw_job *job = NULL;
+    pthread_t thread;
+    int r;
+
+    assert_int_equal(pthread_create(&thread, NULL, serve, (void *)(uintptr_t)s), 0);
+    r = gw_job_create(&options, &job);
+    if (r != s->expect)
+        print_error("%s: %d (%s), expected %d\n", s->what, r, gw_last_error(), s->expect);
+    assert_int_equal(r, s->expect);
+    if (r < 0 && s->text && !strstr(gw_last_error(), s->text)) {
+        print_error("%s: \"%s\" lacks \"%s\"\n", s->what, gw_last_error(), s->text);
+        fail();
+    }
+    if (r < 0) {
+        assert_null(job);
+        assert_null(strchr(gw_last_error(), '\n'));
+    }
+    gw_job_close(job);
+    pthread_join(thread, NULL);
+    assert_int_equal(open_descriptors(), before);
+}
+
+static void wrong_answers_are_typed_errors(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < SCENARIOS; i++)
+        one(&scenarios[i]);
+}
+
+static void the_tag_is_the_hash_of_the_id(void **state)
+{
+    /* Python: hashlib.blake2b(b"\x5a" * 64, digest_size=8).hexdigest() */
+    struct gw_job_options options = {
+        .struct_size = sizeof(options), .socket_path = path, .world = 1};
+    char tag[GW_TAG_CHARS];
+    gw_job *job = NULL;
+    pthread_t thread;
+
+    (void)state;
+    assert_int_equal(pthread_create(&thread, NULL, serve, (void *)(uintptr_t)&scenarios[0]), 0);
+    assert_int_equal(gw_job_create(&options, &job), 0);
+    assert_int_equal(gw_job_tag(job, tag), 0);
+    assert_string_equal(tag, "e075eab7cbbbe68d");
+    gw_job_close(job);
+    pthread_join(thread, NULL);
+}
+
+static int set_up(void **state)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+
+    (void)state;
+    snprintf(path, sizeof(path), "/tmp/gw-connect-%ld.sock", (long)getpid());
+    memcpy(address.sun_path, path, sizeof(path));
+    listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    unlink(path);
+    return bind(listener, (const struct sockaddr *)&address, sizeof(address)) < 0 ||
+           listen(listener, 8) < 0;
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    close(listener);
+    return unlink(path);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(wrong_answers_are_typed_errors),
+        cmocka_unit_test(the_tag_is_the_hash_of_the_id),
+    };
+
+    return cmocka_run_group_tests(tests, set_up, tear_down);
+}
