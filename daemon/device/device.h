@@ -55,10 +55,10 @@ enum device_memory_kind {
 /* Zeroed memory that exists for real (nothing is allocated later by touching it) and whose size
  * nobody can change. */
 struct device_memory {
-    void *base;   /* for run() and the engine's own access to pages */
-    size_t bytes; /* as asked for */
+    void *base;          /* for run() and the engine's own access to pages */
+    size_t bytes;        /* as asked for */
     size_t mapped_bytes; /* whole pages: what quotas count */
-    int fd;       /* close-on-exec; what a client maps; stays the memory's */
+    int fd;              /* close-on-exec; what a client maps; stays the memory's */
 };
 
 struct device_wait {

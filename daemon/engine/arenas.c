@@ -103,8 +103,8 @@ struct arenas *arenas_free(struct arenas *arenas)
 static const char *kind_name(enum gw_arena_kind kind)
 {
     static const char *const names[GW_ARENA_KINDS] = {
-        "none", "params", "grads", "acc", "ring", "shard-grads", "pool", "overflow",
-        "array", "staging", "shared-params", "buffer",
+        "none", "params",   "grads", "acc",     "ring",          "shard-grads",
+        "pool", "overflow", "array", "staging", "shared-params", "buffer",
     };
     return names[kind];
 }
@@ -340,8 +340,7 @@ void arenas_drop(struct arenas *arenas, enum gw_arena_kind kind, int rank, uint3
     memmove(arena, arena + 1, (list->count - at) * sizeof(*arena));
 }
 
-void arenas_drop_kind(struct arenas *arenas, enum gw_arena_kind kind, int rank,
-                      uint64_t after_op)
+void arenas_drop_kind(struct arenas *arenas, enum gw_arena_kind kind, int rank, uint64_t after_op)
 {
     const struct arena_list *list = list_of(arenas, rank);
     uint32_t at = find(list, key_of(kind, 0));

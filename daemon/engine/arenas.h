@@ -37,8 +37,7 @@ const struct device_memory *arenas_get(const struct arenas *arenas, enum gw_aren
 void *arenas_at(const struct arenas *arenas, const struct core_ref *ref, uint64_t bytes);
 void arenas_zero(struct arenas *arenas, enum gw_arena_kind kind, int rank, uint32_t index);
 /* All of a kind of one rank; freed once op after_op and all before are done. */
-void arenas_drop_kind(struct arenas *arenas, enum gw_arena_kind kind, int rank,
-                      uint64_t after_op);
+void arenas_drop_kind(struct arenas *arenas, enum gw_arena_kind kind, int rank, uint64_t after_op);
 void arenas_drop(struct arenas *arenas, enum gw_arena_kind kind, int rank, uint32_t index,
                  uint64_t after_op);
 

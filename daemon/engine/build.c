@@ -78,8 +78,8 @@ static int build_board(struct job *job, uint32_t rank)
     if (r < 0)
         return r;
     board = memory->base;
-    board->header = (struct gw_shm_header){GW_SHM_MAGIC, GW_SHM_VERSION, GW_SHM_BOARD,
-                                           (uint32_t)bytes};
+    board->header =
+        (struct gw_shm_header){GW_SHM_MAGIC, GW_SHM_VERSION, GW_SHM_BOARD, (uint32_t)bytes};
     board->buckets = page->buckets;
     board->units = page->units;
     board->params = page->params;

@@ -186,21 +186,23 @@ static void remove_entry(struct engine *engine)
     char path[sizeof(address.sun_path) + 40];
     char *slash;
 
-    if (!engine->listener || getsockname(watch_fd(engine->listener), (struct sockaddr *)&address,
-                                         &bytes) < 0 ||
+    if (!engine->listener ||
+        getsockname(watch_fd(engine->listener), (struct sockaddr *)&address, &bytes) < 0 ||
         address.sun_family != AF_UNIX || address.sun_path[0] != '/')
         return;
     address.sun_path[sizeof(address.sun_path) - 1] = 0;
     slash = strrchr(address.sun_path, '/');
     *slash = 0; /* the entry's first name */
+    if (!strrchr(address.sun_path, '/'))
+        return;
     for (int old = 0; old < 2; old++) {
         for (size_t i = 0; i < sizeof(files) / sizeof(files[0]); i++) {
             if (old)
                 snprintf(path, sizeof(path), "%s/%s", address.sun_path, files[i]);
             else
                 snprintf(path, sizeof(path), "%.*s/%s/%s",
-                         (int)(strrchr(address.sun_path, '/') - address.sun_path),
-                         address.sun_path, engine->tag, files[i]);
+                         (int)(strrchr(address.sun_path, '/') - address.sun_path), address.sun_path,
+                         engine->tag, files[i]);
             (void)(*files[i] ? unlink(path) : rmdir(path));
         }
     }

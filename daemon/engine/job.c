@@ -31,10 +31,10 @@ int job_new(const struct job_config *config, struct job **ret_job)
                                                config->memory_max_bytes},
                        &job->arenas);
     if (r == 0)
-        r = config->fabric_ops->fabric_new(
-            &(struct fabric_config){config->device_ops, config->device, config->world,
-                                    config->link_bytes_per_s},
-            &job->fabric);
+        r = config->fabric_ops->fabric_new(&(struct fabric_config){config->device_ops,
+                                                                   config->device, config->world,
+                                                                   config->link_bytes_per_s},
+                                           &job->fabric);
     if (r == 0)
         r = launch_new(job);
     if (r < 0) {
@@ -53,8 +53,8 @@ void job_reply(struct job *job, uint32_t rank, const struct wire_msg *msg, const
     job->config.callbacks.reply(job->config.callbacks.user, rank, false, msg, fds, fd_count);
 }
 
-void job_reply_done(struct job *job, uint32_t rank, uint32_t request, int code,
-                    const char *format, ...)
+void job_reply_done(struct job *job, uint32_t rank, uint32_t request, int code, const char *format,
+                    ...)
 {
     struct wire_msg msg = {.type = WIRE_DONE, .request = request};
     struct text text = TEXT(msg.u.done.text);
@@ -181,8 +181,7 @@ static void effect_reply(struct job *job, const struct core_effect *effect)
             settle(job);
             job->generation = reply->u.joined.generation;
         }
-        job->config.callbacks.reply(job->config.callbacks.user, effect->rank, true, reply, NULL,
-                                    0);
+        job->config.callbacks.reply(job->config.callbacks.user, effect->rank, true, reply, NULL, 0);
         return;
     }
     if (reply->type == WIRE_SEALED) {
@@ -193,8 +192,8 @@ static void effect_reply(struct job *job, const struct core_effect *effect)
     if (reply->type == WIRE_DONE && reply->u.done.code == 0 && request &&
         request->type == WIRE_BUFFER_FREE && effect->rank == job->request_rank &&
         reply->request == request->request)
-        arenas_drop(job->arenas, GW_ARENA_BUFFER, (int)effect->rank,
-                    request->u.buffer_free.buffer, last_unfinished(job));
+        arenas_drop(job->arenas, GW_ARENA_BUFFER, (int)effect->rank, request->u.buffer_free.buffer,
+                    last_unfinished(job));
     job_reply(job, effect->rank, reply, NULL, 0);
 }
 
@@ -203,20 +202,21 @@ static int effect_build(struct job *job, uint64_t now_ns)
     char text[GW_TEXT_MAX + 1];
     int code = build_all(job, text);
 
-    return core_handle(job->core, now_ns, &(struct core_event){.kind = CORE_EV_BUILT, .code = code,
-                                                               .text = text});
+    return core_handle(job->core, now_ns,
+                       &(struct core_event){.kind = CORE_EV_BUILT, .code = code, .text = text});
 }
 
 static int effect_overflow(struct job *job, uint64_t now_ns, const struct core_effect *effect)
 {
     uint64_t bytes = layout_page(core_layout(job->core))->max_bucket_numel * sizeof(float);
     bool kept;
-    int code = arenas_make(job->arenas, GW_ARENA_OVERFLOW, (int)effect->rank, effect->index, bytes,
-                           &kept);
+    int code =
+        arenas_make(job->arenas, GW_ARENA_OVERFLOW, (int)effect->rank, effect->index, bytes, &kept);
 
-    return core_handle(job->core, now_ns, &(struct core_event){.kind = CORE_EV_OVERFLOW,
-                                                               .rank = effect->rank, .code = code,
-                                                               .index = effect->index});
+    return core_handle(
+        job->core, now_ns,
+        &(struct core_event){
+            .kind = CORE_EV_OVERFLOW, .rank = effect->rank, .code = code, .index = effect->index});
 }
 
 static int effect_launch(struct job *job, const struct core_op *op)
@@ -282,8 +282,9 @@ static int handle(struct job *job, uint64_t now_ns, const struct core_event *eve
 
 int job_join(struct job *job, uint64_t now_ns, uint32_t rank, uint32_t world, uint32_t request)
 {
-    return handle(job, now_ns, &(struct core_event){.kind = CORE_EV_JOIN, .rank = rank,
-                                                    .world = world, .request = request});
+    return handle(job, now_ns,
+                  &(struct core_event){
+                      .kind = CORE_EV_JOIN, .rank = rank, .world = world, .request = request});
 }
 
 void job_attach(struct job *job, uint32_t rank, const struct job_port *port)
@@ -316,8 +317,9 @@ int job_request(struct job *job, uint64_t now_ns, uint32_t rank, const struct wi
         return r < 0 ? r : drain_effects(job, now_ns);
     job->request_rank = rank;
     job->request = msg;
-    r = handle(job, now_ns, &(struct core_event){.kind = CORE_EV_REQUEST, .rank = rank,
-                                                 .request = msg->request, .msg = msg});
+    r = handle(job, now_ns,
+               &(struct core_event){
+                   .kind = CORE_EV_REQUEST, .rank = rank, .request = msg->request, .msg = msg});
     job->request = NULL;
     return r;
 }
@@ -330,9 +332,11 @@ int job_completions(struct job *job, uint64_t now_ns)
     while (r == 0 && job->config.device_ops->take_done(job->config.device, &done)) {
         unfinished_remove(job, done.op);
         if (!done.failed)
-            r = handle(job, now_ns, &(struct core_event){.kind = CORE_EV_OP_DONE, .op = done.op,
-                                                         .started_ns = done.started_ns,
-                                                         .done_ns = done.done_ns});
+            r = handle(job, now_ns,
+                       &(struct core_event){.kind = CORE_EV_OP_DONE,
+                                            .op = done.op,
+                                            .started_ns = done.started_ns,
+                                            .done_ns = done.done_ns});
     }
     collect(job);
     return r;

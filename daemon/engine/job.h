@@ -26,7 +26,7 @@ struct job_callbacks {
     /* Close this rank's connection; it is no longer part of the job. */
     void (*drop)(void *user, uint32_t rank, int code, const char *text);
     void (*failed)(void *user, uint32_t rank, int code, const char *text); /* for the log */
-    void (*report)(void *user, const char *text); /* a stall; "": over */
+    void (*report)(void *user, const char *text);                          /* a stall; "": over */
     void (*end)(void *user); /* the job will not form again */
     void *user;
 };

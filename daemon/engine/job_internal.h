@@ -48,8 +48,8 @@ struct job {
 /* job.c */
 void job_reply(struct job *job, uint32_t rank, const struct wire_msg *msg, const int *fds,
                unsigned fd_count);
-void job_reply_done(struct job *job, uint32_t rank, uint32_t request, int code,
-                    const char *format, ...) __attribute__((format(printf, 5, 6)));
+void job_reply_done(struct job *job, uint32_t rank, uint32_t request, int code, const char *format,
+                    ...) __attribute__((format(printf, 5, 6)));
 
 /* build.c: 0, or why not, with text. */
 int build_all(struct job *job, char text[GW_TEXT_MAX + 1]);

@@ -78,16 +78,16 @@ static bool resolve_signal(struct job *job, const struct core_signal *signal,
 
     if (!slot)
         return false;
-    *ret_signal = (struct device_signal){slot, signal->value, signal->offset, port->engine,
-                                         port->client};
+    *ret_signal =
+        (struct device_signal){slot, signal->value, signal->offset, port->engine, port->client};
     return true;
 }
 
 static int resolve_signals(struct job *job, const struct core_op *op, struct fabric_op *to)
 {
     struct scratch *scratch = &job->scratch;
-    struct device_signal *signals = room(scratch->signals, &scratch->signals_room,
-                                         op->signal_count, sizeof(*signals));
+    struct device_signal *signals =
+        room(scratch->signals, &scratch->signals_room, op->signal_count, sizeof(*signals));
 
     if (op->signal_count == 0)
         return 0;
@@ -104,8 +104,8 @@ static int resolve_signals(struct job *job, const struct core_op *op, struct fab
 static int resolve_waits(struct job *job, const struct core_op *op, struct fabric_op *to)
 {
     struct scratch *scratch = &job->scratch;
-    struct device_wait *waits = room(scratch->waits, &scratch->waits_room, op->wait_count,
-                                     sizeof(*waits));
+    struct device_wait *waits =
+        room(scratch->waits, &scratch->waits_room, op->wait_count, sizeof(*waits));
 
     if (op->wait_count == 0)
         return 0;
@@ -116,8 +116,8 @@ static int resolve_waits(struct job *job, const struct core_op *op, struct fabri
         const struct core_token *token = &op->waits[i];
         const struct gw_client_page *page = job->ports[token->rank].client;
         if (page && token->index < GW_TIMELINES_MAX)
-            waits[to->wait_count++] = (struct device_wait){&page->timeline[token->index],
-                                                           token->value, token->rank};
+            waits[to->wait_count++] =
+                (struct device_wait){&page->timeline[token->index], token->value, token->rank};
     }
     to->waits = waits;
     return 0;
@@ -220,9 +220,8 @@ static int resolve_gather(struct job *job, const struct core_op *op, struct fabr
             if (op->in_place_skip && q == op->rank)
                 continue;
             r = resolve(job, op, &ref, slice, &from);
-            segments[to->segment_count++] =
-                (struct fabric_segment){(float *)base + at + q * slice, from,
-                                        slice * sizeof(float)};
+            segments[to->segment_count++] = (struct fabric_segment){(float *)base + at + q * slice,
+                                                                    from, slice * sizeof(float)};
         }
     }
     to->segments = segments;

@@ -19,8 +19,17 @@
 #include "daemon/core/edges.h"
 #include "daemon/engine/engine.h"
 
-enum { OPT_CHANNEL = 1, OPT_LISTEN, OPT_LOCK, OPT_STATS, OPT_OWNER, OPT_LINGER, OPT_MEMORY,
-       OPT_HELP, OPT_VERSION };
+enum {
+    OPT_CHANNEL = 1,
+    OPT_LISTEN,
+    OPT_LOCK,
+    OPT_STATS,
+    OPT_OWNER,
+    OPT_LINGER,
+    OPT_MEMORY,
+    OPT_HELP,
+    OPT_VERSION
+};
 
 static const char help[] =
     "usage: gradwire-engine --channel-fd N --listen-fd N --lock-fd N --stats-fd N [options]\n"
@@ -55,8 +64,7 @@ static int take_fd(const char *text, int *ret_fd)
 {
     uint64_t value;
 
-    if (parse_u64(text, 0, INT32_MAX, &value) < 0 ||
-        fcntl((int)value, F_SETFD, FD_CLOEXEC) < 0)
+    if (parse_u64(text, 0, INT32_MAX, &value) < 0 || fcntl((int)value, F_SETFD, FD_CLOEXEC) < 0)
         return GW_E_INVALID;
     *ret_fd = (int)value;
     return 0;
@@ -152,8 +160,11 @@ static void raise_file_limit(void)
 
 int main(int argc, char **argv)
 {
-    struct engine_options options = {.channel_fd = -1, .listen_fd = -1, .lock_fd = -1,
-                                     .stats_fd = -1, .owner_uid = getuid(),
+    struct engine_options options = {.channel_fd = -1,
+                                     .listen_fd = -1,
+                                     .lock_fd = -1,
+                                     .stats_fd = -1,
+                                     .owner_uid = getuid(),
                                      .linger_ns = 60000000000ull};
     struct engine *engine;
     int code;

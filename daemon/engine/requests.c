@@ -24,11 +24,13 @@ void request_memory_text(const struct job *job, uint64_t bytes, int code, char *
     else if (code == GW_E_LIMIT)
         snprintf(text, text_bytes,
                  "no memory of %llu bytes can be made: too many descriptors or buffers are in use; "
-                 "free some, or raise the engine's file limit", wanted);
+                 "free some, or raise the engine's file limit",
+                 wanted);
     else
         snprintf(text, text_bytes,
                  "%llu bytes cannot be had: this node has not enough free memory (the job holds "
-                 "%llu); free some, or use more nodes", wanted, held);
+                 "%llu); free some, or use more nodes",
+                 wanted, held);
 }
 
 static void reply_no_memory(struct job *job, uint32_t rank, uint32_t request, uint64_t bytes,
@@ -70,7 +72,9 @@ static void arena_get(struct job *job, uint32_t rank, const struct wire_msg *msg
 static int buffer_new(struct job *job, uint64_t now_ns, uint32_t rank, const struct wire_msg *msg)
 {
     struct wire_msg reply = {.type = WIRE_BUFFER_MADE, .request = msg->request};
-    struct core_event event = {.kind = CORE_EV_BUFFER, .rank = rank, .request = msg->request,
+    struct core_event event = {.kind = CORE_EV_BUFFER,
+                               .rank = rank,
+                               .request = msg->request,
                                .size_bytes = msg->u.buffer_new.bytes};
     const struct device_memory *memory;
     uint32_t id = 0;
@@ -137,8 +141,8 @@ static void stats_get(struct job *job, uint32_t rank, const struct wire_msg *msg
 bool request_own(struct job *job, uint64_t now_ns, uint32_t rank, const struct wire_msg *msg,
                  int *ret_r)
 {
-    bool memory = msg->type == WIRE_ARENA_GET || msg->type == WIRE_BUFFER_NEW ||
-                  msg->type == WIRE_ARRAY_GET;
+    bool memory =
+        msg->type == WIRE_ARENA_GET || msg->type == WIRE_BUFFER_NEW || msg->type == WIRE_ARRAY_GET;
 
     if (msg->request == 0 || (!memory && msg->type != WIRE_STATS_GET))
         return false; /* without a request number: the core sends the client away */
@@ -186,8 +190,8 @@ static int move_values(struct job *job, const struct core_effect *effect, float 
     while (r == 0 && done < effect->io.count) {
         uint64_t count = 0;
         uint32_t owner;
-        struct core_ref ref = core_param_ref(job->core, effect->io.param,
-                                             effect->io.offset + done, &owner, &count);
+        struct core_ref ref =
+            core_param_ref(job->core, effect->io.param, effect->io.offset + done, &owner, &count);
         uint64_t bytes;
         if (count > effect->io.count - done)
             count = effect->io.count - done;

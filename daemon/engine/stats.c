@@ -14,15 +14,14 @@ static void write_page(struct engine *engine)
 {
     const struct core *core = job_core(engine->job);
     struct gw_counters kinds[GW_KINDS];
-    struct gw_stats_page page = {.state = core_state(core),
-                                 .ranks_present =
-                                     (uint32_t)__builtin_popcountll(core_present(core)),
-                                 .stage = core_layout(core) ? core_options(core)->stage
-                                                            : UINT32_MAX,
-                                 .generation = core_generation(core),
-                                 .steps = core_steps(core),
-                                 .started_ns = engine->started_ns,
-                                 .memory_bytes = job_memory_bytes(engine->job)};
+    struct gw_stats_page page = {
+        .state = core_state(core),
+        .ranks_present = (uint32_t)__builtin_popcountll(core_present(core)),
+        .stage = core_layout(core) ? core_options(core)->stage : UINT32_MAX,
+        .generation = core_generation(core),
+        .steps = core_steps(core),
+        .started_ns = engine->started_ns,
+        .memory_bytes = job_memory_bytes(engine->job)};
     size_t at = offsetof(struct gw_stats_page, state);
     uint32_t sequence = atomic_load_explicit(&engine->stats->sequence, memory_order_relaxed);
 
@@ -61,8 +60,8 @@ int stats_start(struct engine *engine)
         return r;
     if (fstat(engine->options.stats_fd, &status) < 0 || status.st_size < (off_t)GW_PAGE_BYTES)
         return GW_E_INVALID;
-    page = mmap(NULL, GW_PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, engine->options.stats_fd,
-                0);
+    page =
+        mmap(NULL, GW_PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, engine->options.stats_fd, 0);
     if (page == MAP_FAILED)
         return GW_E_IO;
     engine->stats = page;

@@ -50,8 +50,8 @@ struct fabric_segment {
 /* An op with its references resolved. Only read during launch: the fabric copies what it keeps. */
 struct fabric_op {
     const struct core_op *op;
-    const float *const *in;  /* op->world entries (NULL: zeros); BROADCAST, LOCAL_ADD: one */
-    float *const *out;       /* op->world entries; LOCAL_ADD, ZERO: one; GATHER: none */
+    const float *const *in; /* op->world entries (NULL: zeros); BROADCAST, LOCAL_ADD: one */
+    float *const *out;      /* op->world entries; LOCAL_ADD, ZERO: one; GATHER: none */
     const struct fabric_segment *segments; /* GATHER */
     uint32_t segment_count;
     const struct device_wait *waits;

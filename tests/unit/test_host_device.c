@@ -150,8 +150,9 @@ static void a_stream_runs_in_order_and_signals(void **state)
 
     for (uint64_t id = 1; id <= 20; id++) {
         struct device_signal signal = signal_of(world, 3, id);
-        enqueue(world, 0, &(struct device_work){.ready_ns = id, .signals = &signal,
-                                                .signal_count = 1}, item_new(world, id));
+        enqueue(world, 0,
+                &(struct device_work){.ready_ns = id, .signals = &signal, .signal_count = 1},
+                item_new(world, id));
     }
     for (uint64_t id = 1; id <= 20; id++) {
         struct device_done done = wait_done(world);
@@ -246,8 +247,12 @@ static void an_abort_ends_waits_holds_and_signals(void **state)
     struct device_done done;
 
     /* 1 waits for a token, 2 is held for ages; both take rank 3 in. */
-    enqueue(world, 0, &(struct device_work){.ranks = 1u << 3, .waits = &wait, .wait_count = 1,
-                                            .signals = &signal, .signal_count = 1},
+    enqueue(world, 0,
+            &(struct device_work){.ranks = 1u << 3,
+                                  .waits = &wait,
+                                  .wait_count = 1,
+                                  .signals = &signal,
+                                  .signal_count = 1},
             item_new(world, 1));
     held->hold_ns = 3600ull * 1000000000u;
     enqueue(world, 1, &(struct device_work){.ranks = 1u << 3 | 1, .hold = hold}, held);
@@ -354,8 +359,9 @@ static void no_wake_up_is_lost(void **state)
     for (uint64_t id = 1; id <= sleeper.rounds; id++) {
         struct device_wait wait = {&world->client->timeline[1], id - 1, 0};
         struct device_signal signal = signal_of(world, 2, id);
-        enqueue(world, 0, &(struct device_work){.waits = &wait, .wait_count = 1,
-                                                .signals = &signal, .signal_count = 1},
+        enqueue(world, 0,
+                &(struct device_work){
+                    .waits = &wait, .wait_count = 1, .signals = &signal, .signal_count = 1},
                 item_new(world, id));
     }
     pthread_join(thread, NULL);

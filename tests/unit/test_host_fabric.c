@@ -39,9 +39,10 @@ static struct world *start(uint64_t link_bytes_per_s)
     struct world *world = calloc(1, sizeof(*world));
 
     assert_int_equal(DEVICE->device_new(&(struct device_config){on_wake, NULL}, &world->device), 0);
-    assert_int_equal(FABRIC->fabric_new(&(struct fabric_config){DEVICE, world->device, WORLD,
-                                                                link_bytes_per_s},
-                                        &world->fabric), 0);
+    assert_int_equal(
+        FABRIC->fabric_new(&(struct fabric_config){DEVICE, world->device, WORLD, link_bytes_per_s},
+                           &world->fabric),
+        0);
     for (uint32_t r = 0; r < WORLD; r++)
         for (uint32_t i = 0; i < 32; i++)
             world->memory[r][i] = (float)(i + 100 * r);
@@ -92,9 +93,13 @@ static void reduce_scatter_in_place(void **state)
     float *out[WORLD] = {world->memory[0], world->memory[1] + 4, world->memory[2] + 8};
 
     (void)state;
-    launch(world, &(struct core_op){.kind = CORE_OP_REDUCE_SCATTER,
-                                    .traffic = GW_KIND_REDUCE_SCATTER, .scale = 0.5f, .numel = 4,
-                                    .payload_bytes = 40, .padding_bytes = 8},
+    launch(world,
+           &(struct core_op){.kind = CORE_OP_REDUCE_SCATTER,
+                             .traffic = GW_KIND_REDUCE_SCATTER,
+                             .scale = 0.5f,
+                             .numel = 4,
+                             .payload_bytes = 40,
+                             .padding_bytes = 8},
            &(struct fabric_op){.in = in, .out = out});
     for (uint32_t r = 0; r < WORLD; r++) {
         for (uint32_t i = 0; i < 12; i++) {
@@ -117,9 +122,13 @@ static void a_missing_input_is_zeros_and_not_moved(void **state)
 
     (void)state;
     world->other[1][2] = 5;
-    launch(world, &(struct core_op){.kind = CORE_OP_REDUCE_SCATTER,
-                                    .traffic = GW_KIND_REDUCE_SCATTER, .scale = 1, .numel = 4,
-                                    .accumulate = 1, .payload_bytes = 48},
+    launch(world,
+           &(struct core_op){.kind = CORE_OP_REDUCE_SCATTER,
+                             .traffic = GW_KIND_REDUCE_SCATTER,
+                             .scale = 1,
+                             .numel = 4,
+                             .accumulate = 1,
+                             .payload_bytes = 48},
            &(struct fabric_op){.in = in, .out = out});
     assert_true(world->other[1][2] == 5.0f + (float)(6 + 206));
     assert_counters(world, 1, GW_KIND_REDUCE_SCATTER, 1, 48, 0, 32, 32);
@@ -133,9 +142,13 @@ static void all_reduce_in_place_of_a_count_that_does_not_divide(void **state)
     float *out[WORLD] = {world->memory[0], world->memory[1], world->memory[2]};
 
     (void)state;
-    launch(world, &(struct core_op){.kind = CORE_OP_ALL_REDUCE, .traffic = GW_KIND_ALL_REDUCE,
-                                    .scale = 1, .numel = 4, .total_numel = 10,
-                                    .payload_bytes = 40},
+    launch(world,
+           &(struct core_op){.kind = CORE_OP_ALL_REDUCE,
+                             .traffic = GW_KIND_ALL_REDUCE,
+                             .scale = 1,
+                             .numel = 4,
+                             .total_numel = 10,
+                             .payload_bytes = 40},
            &(struct fabric_op){.in = in, .out = out});
     for (uint32_t r = 0; r < WORLD; r++) {
         for (uint32_t i = 0; i < 12; i++) {
@@ -158,17 +171,24 @@ static void gathers_copy_what_is_not_there_yet(void **state)
 
     (void)state;
     memcpy(world->other[0], world->memory[0], 16);
-    launch(world, &(struct core_op){.kind = CORE_OP_ALL_GATHER, .traffic = GW_KIND_ALL_GATHER,
-                                    .numel = 4, .payload_bytes = 48},
+    launch(world,
+           &(struct core_op){.kind = CORE_OP_ALL_GATHER,
+                             .traffic = GW_KIND_ALL_GATHER,
+                             .numel = 4,
+                             .payload_bytes = 48},
            &(struct fabric_op){.in = in, .out = out});
     for (uint32_t r = 0; r < WORLD; r++)
         for (uint32_t q = 0; q < WORLD; q++)
             assert_memory_equal(world->other[r] + 4 * q, world->memory[q], 16);
     assert_counters(world, 0, GW_KIND_ALL_GATHER, 1, 48, 0, 32, 32);
     assert_counters(world, 1, GW_KIND_ALL_GATHER, 1, 48, 0, 32, 48);
-    launch(world, &(struct core_op){.kind = CORE_OP_GATHER, .stream = CORE_STREAM_GATHER,
-                                    .traffic = GW_KIND_ALL_GATHER, .rank = 1, .world = 1,
-                                    .payload_bytes = 24},
+    launch(world,
+           &(struct core_op){.kind = CORE_OP_GATHER,
+                             .stream = CORE_STREAM_GATHER,
+                             .traffic = GW_KIND_ALL_GATHER,
+                             .rank = 1,
+                             .world = 1,
+                             .payload_bytes = 24},
            &(struct fabric_op){.segments = segments, .segment_count = 2});
     assert_memory_equal(world->other[0] + 20, world->memory[1], 16);
     assert_memory_equal(world->other[0] + 24, world->memory[2], 8);
@@ -184,8 +204,12 @@ static void broadcast_barrier_add_and_zero(void **state)
     float *out[WORLD] = {world->other[0], world->other[1], world->memory[2]};
 
     (void)state;
-    launch(world, &(struct core_op){.kind = CORE_OP_BROADCAST, .traffic = GW_KIND_BROADCAST,
-                                    .numel = 5, .rank = 2, .payload_bytes = 20},
+    launch(world,
+           &(struct core_op){.kind = CORE_OP_BROADCAST,
+                             .traffic = GW_KIND_BROADCAST,
+                             .numel = 5,
+                             .rank = 2,
+                             .payload_bytes = 20},
            &(struct fabric_op){.in = in, .out = out});
     assert_memory_equal(world->other[0], world->memory[2], 20);
     assert_memory_equal(world->other[1], world->memory[2], 20);
@@ -194,12 +218,17 @@ static void broadcast_barrier_add_and_zero(void **state)
     launch(world, &(struct core_op){.kind = CORE_OP_BARRIER, .traffic = GW_KIND_CONTROL},
            &(struct fabric_op){0});
     assert_counters(world, 1, GW_KIND_CONTROL, 1, 0, 0, 0, 0);
-    launch(world, &(struct core_op){.kind = CORE_OP_LOCAL_ADD, .traffic = GW_KINDS, .numel = 5,
-                                    .accumulate = 1, .world = 1},
+    launch(world,
+           &(struct core_op){.kind = CORE_OP_LOCAL_ADD,
+                             .traffic = GW_KINDS,
+                             .numel = 5,
+                             .accumulate = 1,
+                             .world = 1},
            &(struct fabric_op){.in = in, .out = out});
     assert_true(world->other[0][4] == 2 * 204.0f);
-    launch(world, &(struct core_op){.kind = CORE_OP_ZERO, .traffic = GW_KINDS, .numel = 4,
-                                    .world = 1}, &(struct fabric_op){.out = out});
+    launch(world,
+           &(struct core_op){.kind = CORE_OP_ZERO, .traffic = GW_KINDS, .numel = 4, .world = 1},
+           &(struct fabric_op){.out = out});
     assert_true(world->other[0][3] == 0.0f && world->other[0][4] == 408.0f);
     stop(world);
 }
@@ -217,10 +246,15 @@ static void reduce_bucket(struct world *world, uint32_t bucket, uint8_t measure)
     const float *in[WORLD] = {world->memory[0], world->memory[1], world->memory[2]};
     float *out[WORLD] = {world->other[0], world->other[1], world->other[2]};
 
-    launch(world, &(struct core_op){.kind = CORE_OP_REDUCE_SCATTER,
-                                    .traffic = GW_KIND_REDUCE_SCATTER, .scale = 1, .numel = 4,
-                                    .bucket = bucket, .partials = 1, .measure = measure,
-                                    .payload_bytes = 48},
+    launch(world,
+           &(struct core_op){.kind = CORE_OP_REDUCE_SCATTER,
+                             .traffic = GW_KIND_REDUCE_SCATTER,
+                             .scale = 1,
+                             .numel = 4,
+                             .bucket = bucket,
+                             .partials = 1,
+                             .measure = measure,
+                             .payload_bytes = 48},
            &(struct fabric_op){.in = in, .out = out});
 }
 
@@ -231,10 +265,18 @@ static void verdict(struct world *world, const uint8_t used[2], double clip, str
 
     for (uint32_t r = 0; r < WORLD; r++)
         boards[r].board.buckets = 2, boards[r].board.units = 1, boards[r].board.params = 3;
-    launch(world, &(struct core_op){.kind = CORE_OP_VERDICT, .stream = CORE_STREAM_CONTROL,
-                                    .traffic = GW_KIND_CONTROL, .wait_op = world->ops,
-                                    .step = 7, .clip_norm = clip, .digest = 42, .used_params = 2,
-                                    .used_bits = bits, .used_buckets = used, .payload_bytes = 8},
+    launch(world,
+           &(struct core_op){.kind = CORE_OP_VERDICT,
+                             .stream = CORE_STREAM_CONTROL,
+                             .traffic = GW_KIND_CONTROL,
+                             .wait_op = world->ops,
+                             .step = 7,
+                             .clip_norm = clip,
+                             .digest = 42,
+                             .used_params = 2,
+                             .used_bits = bits,
+                             .used_buckets = used,
+                             .payload_bytes = 8},
            &(struct fabric_op){.boards = list, .buckets = 2, .params = 3});
 }
 
@@ -297,8 +339,11 @@ static void the_pace_holds_an_op_for_its_ring_bytes(void **state)
     struct world *world = start(1600);
     const float *in[WORLD] = {world->memory[0], world->memory[1], world->memory[2]};
     float *out[WORLD] = {world->other[0], world->other[1], world->other[2]};
-    struct core_op op = {.kind = CORE_OP_REDUCE_SCATTER, .traffic = GW_KIND_REDUCE_SCATTER,
-                         .scale = 1, .numel = 4, .payload_bytes = 48};
+    struct core_op op = {.kind = CORE_OP_REDUCE_SCATTER,
+                         .traffic = GW_KIND_REDUCE_SCATTER,
+                         .scale = 1,
+                         .numel = 4,
+                         .payload_bytes = 48};
     struct device_done first = launch(world, &op, &(struct fabric_op){.in = in, .out = out});
     struct device_done second = launch(world, &op, &(struct fabric_op){.in = in, .out = out});
 

@@ -62,7 +62,7 @@ struct bench {
         struct wire_msg msg;
         struct wire_ready_entry entry;
         struct wire_param params[PARAMS];
-    } *queue;
+    } * queue;
     uint32_t head, count;
     uint32_t running;
     bool woken;
@@ -156,8 +156,7 @@ static void call(struct rank *rank, uint16_t expected)
         pthread_cond_wait(&bench->changed, &bench->lock);
     rank->replied = false;
     pthread_mutex_unlock(&bench->lock);
-    if (rank->reply.type != expected ||
-        (expected == WIRE_DONE && rank->reply.u.done.code != 0)) {
+    if (rank->reply.type != expected || (expected == WIRE_DONE && rank->reply.u.done.code != 0)) {
         fprintf(stderr, "rank %u: reply %u: %s\n", rank->rank, rank->reply.type,
                 rank->reply.type == WIRE_DONE ? rank->reply.u.done.text : "");
         abort();
@@ -196,8 +195,10 @@ static void set_up(struct rank *rank)
     call(rank, WIRE_DONE);
     posted = post(rank, WIRE_SEAL);
     posted->msg.request = 2;
-    posted->msg.u.seal = (struct wire_seal){.stage = rank->bench->stage, .ring_slots = 16,
-                                            .shard_align_bytes = 4, .bucket_bytes = 200 * 4};
+    posted->msg.u.seal = (struct wire_seal){.stage = rank->bench->stage,
+                                            .ring_slots = 16,
+                                            .shard_align_bytes = 4,
+                                            .bucket_bytes = 200 * 4};
     call(rank, WIRE_SEALED);
 }
 
@@ -211,8 +212,7 @@ static void span(const struct rank *rank, uint32_t b, float **ret_params, float 
 
     layout_span(rank->layout, b, rank->rank, ret_at, &numel, ret_valid);
     *ret_params = stage == 3 ? rank->params + shard_at : rank->params + bucket->offset + *ret_at;
-    *ret_grads = stage >= 2 ? rank->shard_grads + shard_at
-                            : rank->grads + bucket->offset + *ret_at;
+    *ret_grads = stage >= 2 ? rank->shard_grads + shard_at : rank->grads + bucket->offset + *ret_at;
 }
 
 /* Flat element -> (param, element); false: padding. */
@@ -291,14 +291,16 @@ static void give_gradient(struct rank *rank, uint32_t p, uint32_t step, uint64_t
         wait_slot(rank, &rank->board->slots[what->bucket], step - 1);
         posted = post(rank, WIRE_READY);
         posted->msg.u.ready.count = 1;
-        posted->entry = (struct wire_ready_entry){.param = p, .piece = piece,
+        posted->entry = (struct wire_ready_entry){.param = p,
+                                                  .piece = piece,
                                                   .slot = ring ? what->bucket : GW_NO_SLOT,
-                                                  .tokens = 1, .timeline = {5},
+                                                  .tokens = 1,
+                                                  .timeline = {5},
                                                   .value = {++*token}};
         send_posted(rank);
         for (uint64_t i = 0; i < what->numel; i++)
-            to[what->bucket_offset + i] = gradient(rank->rank, step, what->param_offset + i,
-                                                   values[what->param_offset + i]);
+            to[what->bucket_offset + i] =
+                gradient(rank->rank, step, what->param_offset + i, values[what->param_offset + i]);
         atomic_store_explicit(&rank->client->timeline[5], *token, memory_order_release);
         device_host.kick(rank->bench->device);
     }
@@ -312,8 +314,8 @@ static void *rank_main(void *arg)
 
     set_up(rank);
     write_initial(rank);
-    post(rank, WIRE_OP)->msg.u.op = (struct wire_op){.kind = WIRE_OP_BARRIER, .sequence = 1,
-                                                     .scale = 1, .name = "start"};
+    post(rank, WIRE_OP)->msg.u.op =
+        (struct wire_op){.kind = WIRE_OP_BARRIER, .sequence = 1, .scale = 1, .name = "start"};
     send_posted(rank);
     wait_slot(rank, &rank->engine->op[1], 1);
     for (uint32_t step = 1; step <= STEPS; step++) {
@@ -327,8 +329,8 @@ static void *rank_main(void *arg)
         send_unit(rank, WIRE_STEP_END, 0);
         wait_slot(rank, &rank->board->step, step);
         {
-            uint64_t bits = __atomic_load_n((uint64_t *)(void *)&rank->board->verdict.norm,
-                                            __ATOMIC_RELAXED);
+            uint64_t bits =
+                __atomic_load_n((uint64_t *)(void *)&rank->board->verdict.norm, __ATOMIC_RELAXED);
             memcpy(&rank->norms[step - 1], &bits, sizeof(bits));
         }
         send_unit(rank, WIRE_UPDATE_BEGIN, 0);
@@ -454,18 +456,19 @@ static void loop(struct bench *bench)
 
 static void bench_start(struct bench *bench, uint32_t stage)
 {
-    struct job_config config = {.device_ops = &device_host, .fabric_ops = &fabric_local,
-                                .world = WORLD,
-                                .callbacks = {on_reply, on_drop, on_failed, on_report, on_end,
-                                              bench}};
+    struct job_config config = {
+        .device_ops = &device_host,
+        .fabric_ops = &fabric_local,
+        .world = WORLD,
+        .callbacks = {on_reply, on_drop, on_failed, on_report, on_end, bench}};
 
     memset(bench, 0, sizeof(*bench));
     bench->stage = stage;
     bench->queue = calloc(QUEUE, sizeof(*bench->queue));
     pthread_mutex_init(&bench->lock, NULL);
     pthread_cond_init(&bench->changed, NULL);
-    assert_int_equal(device_host.device_new(&(struct device_config){on_wake, bench},
-                                            &bench->device), 0);
+    assert_int_equal(
+        device_host.device_new(&(struct device_config){on_wake, bench}, &bench->device), 0);
     config.device = bench->device;
     assert_int_equal(job_new(&config, &bench->job), 0);
     bench->running = WORLD;
@@ -480,8 +483,8 @@ static void bench_start(struct bench *bench, uint32_t stage)
         assert_int_equal(job_join(bench->job, clock_ns(), r, WORLD, 1), 0);
     }
     for (uint32_t r = 0; r < WORLD; r++)
-        assert_int_equal(pthread_create(&bench->ranks[r].thread, NULL, rank_main,
-                                        &bench->ranks[r]), 0);
+        assert_int_equal(pthread_create(&bench->ranks[r].thread, NULL, rank_main, &bench->ranks[r]),
+                         0);
 }
 
 static void bench_end(struct bench *bench)
@@ -512,8 +515,8 @@ static void check_values(struct bench *bench, float *expected[PARAMS])
                            &element) &&
                     memcmp(&params[i], &expected[param][element], 4) != 0)
                     fail_msg("stage %u rank %u param %u element %llu: %a, expected %a",
-                             bench->stage, r, param, (unsigned long long)element,
-                             (double)params[i], (double)expected[param][element]);
+                             bench->stage, r, param, (unsigned long long)element, (double)params[i],
+                             (double)expected[param][element]);
         }
     }
 }

@@ -116,9 +116,14 @@ static void check(const float *const *in, uint32_t n, uint32_t outs, uint32_t co
         out[i] = outputs[i];
         memcpy(outputs[i], before, sizeof(before));
     }
-    kernel_reduce(&(struct kernel_reduce){.in = in, .n = n, .out = out, .outs = outs,
-                                          .count = count, .scale = scale,
-                                          .accumulate = accumulate, .partials = partials},
+    kernel_reduce(&(struct kernel_reduce){.in = in,
+                                          .n = n,
+                                          .out = out,
+                                          .outs = outs,
+                                          .count = count,
+                                          .scale = scale,
+                                          .accumulate = accumulate,
+                                          .partials = partials},
                   &moved);
     for (uint32_t at = 0; at < count; at++) {
         volatile float expected = tree(in, n, at);
@@ -174,11 +179,15 @@ static void missing_inputs_are_zeros(void **state)
             real[i] = mask >> i & 1 ? zeros : inputs[i];
         }
         check(in, 9, 2, 4097, 0.5f, false);
-        kernel_reduce(&(struct kernel_reduce){.in = real, .n = 9, .out = &out, .outs = 1,
-                                              .count = 4097, .scale = 0.5f}, &moved);
+        kernel_reduce(
+            &(struct kernel_reduce){
+                .in = real, .n = 9, .out = &out, .outs = 1, .count = 4097, .scale = 0.5f},
+            &moved);
         memcpy(expected, out, sizeof(expected));
-        kernel_reduce(&(struct kernel_reduce){.in = in, .n = 9, .out = &out, .outs = 1,
-                                              .count = 4097, .scale = 0.5f}, &moved);
+        kernel_reduce(
+            &(struct kernel_reduce){
+                .in = in, .n = 9, .out = &out, .outs = 1, .count = 4097, .scale = 0.5f},
+            &moved);
         assert_memory_equal(out, expected, 4097 * sizeof(float));
     }
 }
@@ -198,8 +207,14 @@ static void infinities_and_nans_propagate_and_are_counted(void **state)
     inputs[1][7] = 3e38f; /* the sum overflows */
     inputs[0][8] = INFINITY;
     inputs[1][8] = -INFINITY;
-    kernel_reduce(&(struct kernel_reduce){.in = in, .n = 3, .out = &out, .outs = 1, .count = 16,
-                                          .scale = 1, .partials = &partial}, &moved);
+    kernel_reduce(&(struct kernel_reduce){.in = in,
+                                          .n = 3,
+                                          .out = &out,
+                                          .outs = 1,
+                                          .count = 16,
+                                          .scale = 1,
+                                          .partials = &partial},
+                  &moved);
     assert_true(isinf(out[5]) && isnan(out[6]) && isinf(out[7]) && isnan(out[8]));
     assert_int_equal(partial.nonfinite, 4);
     assert_true(isnan(partial.squares));
@@ -217,8 +232,10 @@ static void outputs_may_be_inputs(void **state)
         in[i] = out[i] = inputs[i];
     for (uint32_t at = 0; at < MOST; at++)
         expected[at] = tree(in, 4, at);
-    kernel_reduce(&(struct kernel_reduce){.in = in, .n = 4, .out = out, .outs = 4, .first = 3,
-                                          .count = MOST - 3, .scale = 1}, &moved);
+    kernel_reduce(
+        &(struct kernel_reduce){
+            .in = in, .n = 4, .out = out, .outs = 4, .first = 3, .count = MOST - 3, .scale = 1},
+        &moved);
     for (uint32_t i = 0; i < 4; i++)
         for (uint32_t at = 3; at < MOST; at++)
             assert_bits(inputs[i][at], expected[at], 4, MOST, at);

@@ -14,7 +14,7 @@ struct host_work {
     struct host_work *next; /* in the stream's queue, later in the list of completions */
     struct device_work work;
     struct device_done done;
-    uint64_t run_started_ns; /* what its signals say */
+    uint64_t run_started_ns;         /* what its signals say */
     struct host_stream *wait_stream; /* of work.wait_op; NULL: nothing to wait for (any more) */
     /* Signals asked for by signal_after; under the device's lock. */
     struct device_signal *later;
@@ -25,10 +25,10 @@ struct host_stream {
     struct host_device *device;
     pthread_t thread;
     pthread_cond_t wake;
-    struct host_work *head, *tail; /* head: the one that runs or waits */
-    uint64_t done_op;              /* last op finished here; rises */
+    struct host_work *head, *tail;         /* head: the one that runs or waits */
+    uint64_t done_op;                      /* last op finished here; rises */
     uint64_t run_started_ns, last_done_ns; /* of its chained works */
-    bool waiting;                  /* for a token or an op: look again when kicked */
+    bool waiting;                          /* for a token or an op: look again when kicked */
     char name[16];
 };
 

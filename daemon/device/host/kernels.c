@@ -25,8 +25,8 @@ static void sum3(float *restrict to, const float *a, const float *b, const float
         to[i] = (a[i] + b[i]) + c[i];
 }
 
-static void sum4(float *restrict to, const float *a, const float *b, const float *c,
-                 const float *d, size_t count)
+static void sum4(float *restrict to, const float *a, const float *b, const float *c, const float *d,
+                 size_t count)
 {
     for (size_t i = 0; i < count; i++)
         to[i] = (a[i] + b[i]) + (c[i] + d[i]);
@@ -88,8 +88,7 @@ static void scale_to(float *restrict to, const float *restrict from, float scale
         to[i] = from[i] * scale;
 }
 
-static void scale_add_to(float *restrict to, const float *restrict from, float scale,
-                         size_t count)
+static void scale_add_to(float *restrict to, const float *restrict from, float scale, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
         float product = from[i] * scale;

@@ -33,7 +33,7 @@ struct kernel_reduce {
     uint32_t outs;          /* >= 1: out[0] is computed, the others are copies of it */
     uint64_t first, count;  /* elements [first, first+count) of every pointer */
     float scale;
-    bool accumulate;        /* out = out[0] + scale * sum */
+    bool accumulate;                 /* out = out[0] + scale * sum */
     struct kernel_partial *partials; /* NULL, or one per chunk of `count` */
 };
 

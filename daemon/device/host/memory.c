@@ -17,7 +17,7 @@
 #include "daemon/device/host/host.h"
 #include "gradwire/errors.h"
 
-#define PIECE_BYTES (64ull << 20) /* allocated between two looks at what is free */
+#define PIECE_BYTES (64ull << 20)   /* allocated between two looks at what is free */
 #define RESERVE_BYTES (32ull << 20) /* left alone */
 #define HUGE_BYTES (2ull << 20)
 
@@ -111,8 +111,8 @@ static int map(struct device_memory *memory)
 {
     if (ftruncate(memory->fd, (off_t)memory->mapped_bytes) < 0)
         return GW_E_NOMEM;
-    memory->base = mmap(NULL, memory->mapped_bytes, PROT_READ | PROT_WRITE, MAP_SHARED,
-                        memory->fd, 0);
+    memory->base =
+        mmap(NULL, memory->mapped_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, memory->fd, 0);
     if (memory->base == MAP_FAILED) {
         memory->base = NULL;
         return GW_E_NOMEM;

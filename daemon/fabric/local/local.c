@@ -65,10 +65,9 @@ static struct fabric *local_free(struct fabric *fabric)
 static int stream_of(struct local_fabric *fabric, const struct core_op *op,
                      struct device_stream **ret_stream)
 {
-    struct device_stream **stream = op->stream == CORE_STREAM_REDUCE ? &fabric->reduce
-                                    : op->stream == CORE_STREAM_CONTROL
-                                        ? &fabric->control
-                                        : &fabric->gather[op->rank];
+    struct device_stream **stream = op->stream == CORE_STREAM_REDUCE    ? &fabric->reduce
+                                    : op->stream == CORE_STREAM_CONTROL ? &fabric->control
+                                                                        : &fabric->gather[op->rank];
     char name[16];
     int r;
 
@@ -88,8 +87,7 @@ static int stream_of(struct local_fabric *fabric, const struct core_op *op,
 
 static bool for_one_rank(const struct core_op *op)
 {
-    return op->kind == CORE_OP_GATHER || op->kind == CORE_OP_LOCAL_ADD ||
-           op->kind == CORE_OP_ZERO;
+    return op->kind == CORE_OP_GATHER || op->kind == CORE_OP_LOCAL_ADD || op->kind == CORE_OP_ZERO;
 }
 
 static uint64_t ranks_of(const struct core_op *op)

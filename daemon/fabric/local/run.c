@@ -36,8 +36,12 @@ static void run_reduce_scatter(struct local_op *op)
     for (uint32_t r = 0; r < what->world; r++) {
         const float *in[GW_RANKS_MAX];
         struct kernel_moved moved = {0, 0};
-        struct kernel_reduce reduce = {.in = in, .n = what->world, .out = &op->out[r], .outs = 1,
-                                       .count = what->numel, .scale = what->scale,
+        struct kernel_reduce reduce = {.in = in,
+                                       .n = what->world,
+                                       .out = &op->out[r],
+                                       .outs = 1,
+                                       .count = what->numel,
+                                       .scale = what->scale,
                                        .accumulate = what->accumulate,
                                        .partials = slice_partials(op, r)};
         for (uint32_t q = 0; q < what->world; q++)
@@ -59,11 +63,15 @@ static void run_all_reduce(struct local_op *op)
     for (uint32_t r = 0; r < what->world && r * what->numel < total; r++) {
         uint64_t first = r * what->numel;
         struct kernel_moved moved = {0, 0};
-        struct kernel_reduce reduce = {.in = op->in, .n = what->world, .out = op->out,
-                                       .outs = what->world, .first = first,
+        struct kernel_reduce reduce = {.in = op->in,
+                                       .n = what->world,
+                                       .out = op->out,
+                                       .outs = what->world,
+                                       .first = first,
                                        .count = total - first < what->numel ? total - first
                                                                             : what->numel,
-                                       .scale = what->scale, .accumulate = what->accumulate,
+                                       .scale = what->scale,
+                                       .accumulate = what->accumulate,
                                        .partials = slice_partials(op, r)};
         kernel_reduce(&reduce, &moved);
         read[r] = moved.read;
@@ -80,8 +88,8 @@ static void run_all_gather(struct local_op *op)
     for (uint32_t r = 0; r < what->world; r++) {
         uint64_t moved = 0;
         for (uint32_t q = 0; q < what->world; q++)
-            moved += kernel_copy(op->out[r] + q * what->numel, op->in[q],
-                                 what->numel * sizeof(float));
+            moved +=
+                kernel_copy(op->out[r] + q * what->numel, op->in[q], what->numel * sizeof(float));
         count(op, what->members[r], moved);
     }
 }
