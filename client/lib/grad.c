@@ -102,10 +102,9 @@ static uint32_t slot_tokens(const struct ledger *ledger, struct gw_token *tokens
 }
 
 /* Asks the engine, which answers when a slot is free or grants a new one. Without the lock. */
-static int ask_slot(gw_job *job, struct zero *zero, uint32_t bucket, int64_t deadline,
+static int ask_slot(gw_job *job, const struct zero *zero, uint32_t bucket, int64_t deadline,
                     uint32_t *ret_slot)
 {
-    uint64_t bytes = zero->page->max_bucket_numel * sizeof(float);
     struct reply reply = {0};
     struct wire_msg msg;
     uint32_t slot;
@@ -119,17 +118,39 @@ static int ask_slot(gw_job *job, struct zero *zero, uint32_t bucket, int64_t dea
         return r;
     slot = reply.msg->u.acquired.slot;
     reply_free(&job->channel, &reply);
-    if (slot != GW_NO_SLOT) {
-        uint32_t index = slot - zero->options.ring_slots;
+    if (slot != GW_NO_SLOT && slot < zero->options.ring_slots)
+        return err_set(GW_E_PROTOCOL, "the engine granted slot %u, which cannot be", slot);
+    *ret_slot = slot;
+    return 0;
+}
 
-        if (slot < zero->options.ring_slots || index >= GW_OVERFLOW_MAX)
-            return err_set(GW_E_PROTOCOL, "the engine granted slot %u, which cannot be", slot);
-        r = memory_get(job, GW_ARENA_OVERFLOW, index, bytes, "overflow buffer", deadline, NULL,
-                       &zero->overflow[index]);
+/* Memory of an overflow slot, the first time that a bucket is given it. Without the lock. */
+static int map_overflow(gw_job *job, struct zero *zero, uint32_t bucket, int64_t deadline)
+{
+    uint64_t bytes = zero->page->max_bucket_numel * sizeof(float);
+    uint32_t slot, index;
+    struct map map = {0};
+    bool have;
+    int r;
+
+    pthread_mutex_lock(&job->lock);
+    slot = zero->ledger->buckets[bucket].slot;
+    index = slot - zero->options.ring_slots;
+    have = slot == GW_NO_SLOT || slot < zero->options.ring_slots || zero->overflow[index].base;
+    pthread_mutex_unlock(&job->lock);
+    if (have)
+        return 0;
+    r = memory_get(job, GW_ARENA_OVERFLOW, index, bytes, "overflow buffer", deadline, NULL, &map);
+    if (r < 0)
+        return r;
+    pthread_mutex_lock(&job->lock);
+    if (!zero->overflow[index].base) {
+        zero->overflow[index] = map;
+        map = (struct map){0};
     }
-    if (r == 0)
-        *ret_slot = slot;
-    return r;
+    pthread_mutex_unlock(&job->lock);
+    map_free(&map); /* another thread was faster */
+    return 0;
 }
 
 /* A granted slot is for the bucket that asked, as the engine counts it; if that has closed its
@@ -199,6 +220,8 @@ static int acquire_ring(gw_job *job, struct zero *zero, const struct target *t, 
     time.w1 = clock_now();
     if (waited && r == 0)
         wait_record(job, tokens, count, time);
+    if (r == 0)
+        return map_overflow(job, zero, t->layout->bucket, deadline);
     if (r == GW_E_TIMEOUT)
         return err_set(r,
                        "no bucket buffer for the gradient of %s (bucket %u) became free before "
@@ -241,19 +264,20 @@ static int acquire_full(gw_job *job, struct zero *zero, const struct target *t, 
 
 /* ---- public ---------------------------------------------------------------------------------- */
 
+/* NULL: the bucket's contribution has no slot, or one whose memory is not mapped. Lock held. */
 static float *memory_of(const struct zero *zero, const struct target *t)
 {
     const struct gw_layout_bucket *bucket = &zero->view.buckets[t->layout->bucket];
     uint32_t slot = zero->ledger->buckets[t->layout->bucket].slot;
-    const uint8_t *base;
+    uint8_t *base = NULL;
 
     if (!zero->ledger->ring)
         base = zero->grads.base + bucket->offset * sizeof(float);
     else if (slot < zero->options.ring_slots)
         base = zero->ring.base + slot * zero->page->max_bucket_numel * sizeof(float);
-    else
+    else if (slot != GW_NO_SLOT)
         base = zero->overflow[slot - zero->options.ring_slots].base;
-    return (float *)(void *)base + t->layout->bucket_offset;
+    return base ? (float *)(void *)base + t->layout->bucket_offset : NULL;
 }
 
 static int check_acquire(gw_job *job, const struct zero *zero, const struct target *t)
@@ -278,7 +302,7 @@ static int acquire(gw_job *job, struct zero *zero, const struct target *t, int64
         return r;
     pthread_mutex_lock(&job->lock);
     r = refuse(zero, t, ledger_check_acquire(zero->ledger, t->index));
-    if (r == 0 && zero->ledger->ring && zero->ledger->buckets[t->layout->bucket].slot == GW_NO_SLOT)
+    if (r == 0 && !memory_of(zero, t))
         r = err_set(GW_E_STATE, "the micro-step ended while %s was being acquired",
                     zero_param_name(zero, t->param));
     if (r == 0) {

@@ -32,7 +32,7 @@ int memory_get(gw_job *job, enum gw_arena_kind kind, uint32_t index, uint64_t by
     msg.type = WIRE_ARENA_GET;
     msg.u.arena_get.kind = kind;
     msg.u.arena_get.index = index;
-    r = job_request(job, &msg, WIRE_ARENA, CHANNEL_PARK_SAME, deadline, &reply);
+    r = job_request(job, &msg, WIRE_ARENA, CHANNEL_PARK_DRAIN, deadline, &reply);
     if (r < 0)
         return err_prefix(r, "memory for the %s", what);
     if (reply.fd_count != 1 || reply.msg->u.arena.bytes < bytes)
@@ -61,7 +61,7 @@ static int get_pool(gw_job *job, struct zero *zero, int64_t deadline)
     memset(&msg, 0, sizeof(msg));
     msg.type = WIRE_ARENA_GET;
     msg.u.arena_get.kind = GW_ARENA_POOL;
-    r = job_request(job, &msg, WIRE_ARENA, CHANNEL_PARK_SAME, deadline, &reply);
+    r = job_request(job, &msg, WIRE_ARENA, CHANNEL_PARK_DRAIN, deadline, &reply);
     if (r < 0)
         return err_prefix(r, "memory for the gather pool");
     if (reply.fd_count != 1 ||
@@ -210,7 +210,7 @@ static int make_array(gw_job *job, struct zero *zero, struct zero_array *array)
     memset(&msg, 0, sizeof(msg));
     msg.type = WIRE_ARRAY_GET;
     memcpy(msg.u.array_get.name, array->name, sizeof(array->name));
-    r = job_request(job, &msg, WIRE_ARRAY_MADE, CHANNEL_PARK_SAME, deadline, &reply);
+    r = job_request(job, &msg, WIRE_ARRAY_MADE, CHANNEL_PARK_DRAIN, deadline, &reply);
     if (r < 0)
         return r;
     index = reply.msg->u.array_made.index;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The client against a service that answers wrongly: every answer to HELLO and JOB_CREATE that
- * cannot be ends in a typed error, never in a crash, and leaves no descriptor behind. The service is
- * a thread on a socket of its own. ctest: link=gw_client
+ * cannot be ends in a typed error, never in a crash, and leaves no descriptor behind. The service
+ * is a thread on a socket of its own. ctest: link=gw_client
  */
 #include <dirent.h>
 #include <pthread.h>
