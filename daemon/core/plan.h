@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Plan: what one optimizer step will send and what a rank will hold, worked out before a run from
+ * layout and memory alone. A pure function; any thread. The counters of a real run equal it (no
+ * step skipped, every parameter with a gradient, each unit fetched forward and backward).
+ *
+ * Figures are one rank's, per optimizer step, and mean what fabric.h says; but
+ *  - in_node_bytes: what the rank reads and copies in its own node's memory, padding included: on
+ *    one node its moved_bytes (of control: nothing).
+ *  - cross_node_bytes: what one node sends to the others; the busiest node's. Ranks lie on nodes in
+ *    blocks, in order, the first world % nodes blocks one rank larger. A node sends one partial sum
+ *    per maximal aligned subtree of its ranks (DESIGN 3.1): one, where blocks are aligned.
+ */
+#ifndef GW_CORE_PLAN_H
+#define GW_CORE_PLAN_H
+
+#include "daemon/base/text.h"
+#include "daemon/core/core.h"
+#include "gradwire/gradwire.h"
+
+#define PLAN_OPTIMIZER_ARRAYS 2u  /* Adam's two fp32 moments */
+#define PLAN_WORLD_MAX (1u << 20) /* ranks of a plan; one node of a job takes GW_RANKS_MAX */
+
+struct plan_request {
+    const struct layout_param *params;
+    uint32_t param_count;
+    uint32_t world, nodes;
+    struct wire_seal options; /* zero: default, as at a seal; gather counts in stage 3 only */
+};
+
+struct plan_kind {
+    uint64_t calls, payload_bytes, padding_bytes, ring_bytes, in_node_bytes, cross_node_bytes;
+};
+
+struct plan {
+    struct layout *layout;
+    struct wire_seal options; /* defaults filled in */
+    struct plan_kind kinds[GW_KINDS];
+    uint64_t memory_bytes[GW_MEMORIES];
+};
+
+/* 0, GW_E_NOMEM, or GW_E_INVALID with *text saying why, and *ret_param as layout_new leaves it. */
+int plan_new(const struct plan_request *request, struct plan **ret_plan, struct text *text,
+             uint32_t *ret_param);
+struct plan *plan_free(struct plan *plan);
+
+/* Ranks of node `node`: [*ret_first, *ret_first + *ret_count). */
+void plan_node(uint32_t world, uint32_t nodes, uint32_t node, uint32_t *ret_first,
+               uint32_t *ret_count);
+/* Partial sums that stand for ranks [first, first + count) in the tree over `world` ranks. */
+uint32_t plan_partials(uint32_t world, uint32_t first, uint32_t count);
+/* As fabric_ring_bytes, which the core must not know; a test holds both together. */
+uint64_t plan_ring_bytes(enum gw_kind kind, uint64_t payload_bytes, uint32_t world);
+
+#endif
