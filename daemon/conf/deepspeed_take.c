@@ -1,0 +1,301 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What DeepSpeed's keys do here: each function sets options and says in the verdict what it did.
+ * Values come with their type checked. Pure; any thread.
+ */
+#include <inttypes.h>
+#include <math.h>
+#include <string.h>
+
+#include "daemon/conf/deepspeed_internal.h"
+
+#define FLOAT_BYTES 4u
+#define ELEMENTS_MAX ((int64_t)1 << 48)
+#define MICRO_STEPS_MAX 1024u /* as at a seal */
+#define CLIPS_SINCE 19008u    /* 0.19.8 was measured to clip unasked; older ones not (case G01) */
+
+#define SAY(verdict_status, ...)                                                                   \
+    do {                                                                                           \
+        verdict->status = (verdict_status);                                                        \
+        text_add(&verdict->meaning, __VA_ARGS__);                                                  \
+    } while (0)
+
+static struct gw_zero_options *options_of(struct reader *reader)
+{
+    return &reader->config->options;
+}
+
+static int check_elements(struct reader *reader, const struct deepspeed_key *key, int64_t elements)
+{
+    if (elements <= ELEMENTS_MAX)
+        return 0;
+    return deepspeed_wrong(reader, key->path, "is too large: at most %" PRId64 " elements",
+                           ELEMENTS_MAX);
+}
+
+/* ---- ZeRO ------------------------------------------------------------------------------------ */
+
+TAKE(take_stage)
+{
+    if (value->whole > 3)
+        return deepspeed_wrong(reader, key->path, "must be 0 to 3");
+    options_of(reader)->stage = (uint32_t)value->whole;
+    SAY(DEEPSPEED_SUPPORTED, "ZeRO stage %" PRId64, value->whole);
+    return 0;
+}
+
+TAKE(take_reduce_scatter)
+{
+    (void)reader;
+    (void)key;
+    if (value->on)
+        SAY(DEEPSPEED_SUPPORTED, "stages 1 to 3: one true reduce-scatter per bucket");
+    else
+        SAY(DEEPSPEED_REJECTED, "planned, not in this release: all-reduce in stages 1 and 2; they "
+                                "reduce-scatter here: the same values for half the bytes");
+    return 0;
+}
+
+TAKE(take_bucket)
+{
+    int r;
+
+    r = check_elements(reader, key, value->whole);
+    if (r < 0)
+        return r;
+    if (value->whole == 0)
+        return deepspeed_wrong(reader, key->path, "must not be 0");
+    options_of(reader)->bucket_bytes = (uint64_t)value->whole * FLOAT_BYTES;
+    SAY(DEEPSPEED_MAPPED, "bucket_bytes %" PRIu64 " (%" PRId64 " fp32 elements)",
+        options_of(reader)->bucket_bytes, value->whole);
+    return 0;
+}
+
+TAKE(take_overlap)
+{
+    (void)key;
+    options_of(reader)->overlap_off = !value->on;
+    SAY(value->on ? DEEPSPEED_SUPPORTED : DEEPSPEED_MAPPED,
+        "%s; the same bits either way (DeepSpeed's default: true in stage 3 only)",
+        value->on ? "a bucket is reduced while backward goes on" : "overlap_off 1");
+    return 0;
+}
+
+TAKE(take_unused)
+{
+    (void)key;
+    options_of(reader)->unused = value->on ? GW_UNUSED_ZERO : GW_UNUSED_ERROR;
+    SAY(DEEPSPEED_MAPPED, "unused %s: a parameter without gradient %s",
+        value->on ? "zero" : "error", value->on ? "counts as zero" : "ends the job with its name");
+    return 0;
+}
+
+TAKE(take_prefetch)
+{
+    int r;
+
+    r = check_elements(reader, key, value->whole);
+    if (r < 0)
+        return r;
+    /* 0 is our default, so that "nothing" is one byte: no unit is that small. */
+    options_of(reader)->prefetch_bytes = value->whole ? (uint64_t)value->whole * FLOAT_BYTES : 1;
+    SAY(DEEPSPEED_MAPPED, "prefetch_bytes %" PRIu64 " (stage 3: gathered ahead%s)",
+        options_of(reader)->prefetch_bytes, value->whole ? "" : ": nothing");
+    return 0;
+}
+
+TAKE(take_live)
+{
+    uint64_t bytes, model = reader->given->numel * FLOAT_BYTES;
+    int r;
+
+    r = check_elements(reader, key, value->whole);
+    if (r < 0)
+        return r;
+    bytes = (uint64_t)value->whole * FLOAT_BYTES;
+    if (bytes == 0) {
+        SAY(DEEPSPEED_MAPPED, "gather_bytes: the three largest units of the model");
+        return 0;
+    }
+    if (model > 0 && bytes > model)
+        bytes = model;
+    options_of(reader)->gather_bytes = bytes;
+    SAY(DEEPSPEED_MAPPED, "gather_bytes %" PRIu64 " (stage 3: gathered at once%s)", bytes,
+        bytes == model ? "; the whole model, which is less" : "");
+    return 0;
+}
+
+/* A threshold that is not built, and off at 0. */
+TAKE(take_zero_only)
+{
+    (void)reader;
+    if (value->whole == 0)
+        SAY(DEEPSPEED_SUPPORTED, "0, off: %s", key->meaning);
+    else
+        SAY(DEEPSPEED_REJECTED,
+            "planned, not in this release: %s; here each unit is gathered "
+            "forward and backward",
+            key->meaning);
+    return 0;
+}
+
+/* 1, 0 and below: no such groups. */
+TAKE(take_group)
+{
+    if (value->whole <= 1) {
+        SAY(DEEPSPEED_NOT_NEEDED, "off: one group of all ranks");
+        return 0;
+    }
+    if (reader->given->world % (uint64_t)value->whole)
+        return deepspeed_wrong(reader, key->path, "is %" PRId64 ", which does not divide %u ranks",
+                               value->whole, reader->given->world);
+    SAY(DEEPSPEED_REJECTED, "planned, not in this release: %s; one group of all ranks here",
+        key->meaning);
+    return 0;
+}
+
+/* ---- sums ------------------------------------------------------------------------------------ */
+
+TAKE(take_clipping)
+{
+    uint32_t version = reader->given->version ? reader->given->version : DEEPSPEED_VERSION;
+    bool given = value->json != NULL;
+    double norm = value->number;
+
+    if (norm < 0)
+        return deepspeed_wrong(reader, key->path, "must be positive, or 0 for none");
+    if (!given && version < CLIPS_SINCE)
+        norm = 0;
+    options_of(reader)->clip_norm = norm;
+    SAY(given ? DEEPSPEED_SUPPORTED : DEEPSPEED_MAPPED, "clip_norm %g%s", norm,
+        given      ? ""
+        : norm > 0 ? ": DeepSpeed 0.19.8 clips when the key is absent; older versions did not "
+                     "(--deepspeed-version); write 0.0 for no clipping"
+                   : ": DeepSpeed before 0.19.8 does not clip when the key is absent");
+    return 0;
+}
+
+TAKE(take_predivide)
+{
+    if (value->number <= 0)
+        return deepspeed_wrong(reader, key->path, "must be positive");
+    SAY(DEEPSPEED_NOT_NEEDED, "divided before and multiplied after: the mean stays; it is divided "
+                              "once here, after the sum");
+    return 0;
+}
+
+TAKE(take_dtype)
+{
+    static const char *const names[] = {"fp32", "fp16", "bf16"};
+    const char *text = value->text;
+
+    if (strcmp(text, "bfp16") == 0 || strcmp(text, "bfloat16") == 0)
+        text = "bf16"; /* other spellings that DeepSpeed takes */
+    if (strcmp(text, names[0]) == 0) {
+        SAY(DEEPSPEED_SUPPORTED, "%s are fp32", key->meaning);
+        return 0;
+    }
+    for (size_t i = 1; i < 3; i++) {
+        if (strcmp(text, names[i]) == 0) {
+            SAY(DEEPSPEED_REJECTED, "planned, not in this release: %s in %s; they are fp32 here",
+                key->meaning, text);
+            return 0;
+        }
+    }
+    return deepspeed_wrong(reader, key->path, "must be fp32, fp16 or bf16");
+}
+
+/* ---- precision ------------------------------------------------------------------------------- */
+
+TAKE(take_half)
+{
+    (void)reader;
+    if (!value->on) {
+        SAY(DEEPSPEED_NOT_NEEDED, "off: fp32");
+        return 0;
+    }
+    SAY(DEEPSPEED_REJECTED,
+        "planned, not in this release: %s; parameters and gradients are fp32 "
+        "here, and so are all sizes below",
+        key->meaning);
+    return 0;
+}
+
+/* reader->fp16 was looked up first: "enabled" may stand after its details. */
+TAKE(take_scaler)
+{
+    (void)value;
+    SAY(reader->fp16 ? DEEPSPEED_REJECTED : DEEPSPEED_NOT_NEEDED, "%s",
+        reader->fp16 ? key->meaning : "fp16 is off");
+    return 0;
+}
+
+/* ---- batch ----------------------------------------------------------------------------------- */
+
+TAKE(take_batch)
+{
+    bool steps = strncmp(key->path, "gradient", 8) == 0;
+    uint64_t *at = steps                                   ? &reader->accumulation
+                   : strcmp(key->path, "train_batch_size") ? &reader->micro_batch
+                                                           : &reader->train_batch;
+
+    if (value->whole == 0 || value->whole > INT32_MAX)
+        return deepspeed_wrong(reader, key->path, "must be 1 to %d", INT32_MAX);
+    *at = (uint64_t)value->whole;
+    if (!steps)
+        SAY(DEEPSPEED_SUPPORTED,
+            "train_batch_size = train_micro_batch_size_per_gpu x "
+            "gradient_accumulation_steps x %u ranks",
+            reader->given->world);
+    else
+        SAY(DEEPSPEED_MAPPED, "micro_steps %u",
+            reader->given->micro_steps ? reader->given->micro_steps : (unsigned)value->whole);
+    return 0;
+}
+
+/* DeepSpeed's rules: of the three any may be missing, as long as one batch size is there. */
+static int settle_batch(struct reader *reader, uint64_t *ret_steps)
+{
+    uint64_t world = reader->given->world, steps = reader->accumulation;
+    uint64_t per_step = reader->micro_batch * world; /* both below 2^31 and 2^20 */
+
+    if (steps == 0)
+        steps = reader->train_batch && per_step ? reader->train_batch / per_step : 1;
+    if (reader->train_batch && per_step &&
+        (steps == 0 || per_step > reader->train_batch || reader->train_batch / per_step != steps ||
+         reader->train_batch % per_step))
+        return deepspeed_wrong(reader, "train_batch_size",
+                               "is %" PRIu64 ", but train_micro_batch_size_per_gpu %" PRIu64
+                               " x gradient_accumulation_steps %" PRIu64 " x %" PRIu64
+                               " ranks is another number",
+                               reader->train_batch, reader->micro_batch, steps ? steps : 1, world);
+    if (reader->train_batch && !per_step && reader->train_batch % (steps * world))
+        return deepspeed_wrong(reader, "train_batch_size",
+                               "is %" PRIu64 ", which %" PRIu64 " ranks and %" PRIu64
+                               " gradient_accumulation_steps do not divide",
+                               reader->train_batch, world, steps);
+    *ret_steps = steps;
+    return 0;
+}
+
+int deepspeed_settle(struct reader *reader)
+{
+    uint64_t steps = 0;
+    int r;
+
+    if (reader->fp16 && reader->bf16)
+        return deepspeed_wrong(reader, "fp16.enabled", "and bf16.enabled contradict each other");
+    if (reader->given->micro_steps) {
+        options_of(reader)->micro_steps = reader->given->micro_steps;
+        return 0;
+    }
+    r = settle_batch(reader, &steps);
+    if (r < 0)
+        return r;
+    if (steps > MICRO_STEPS_MAX)
+        return deepspeed_wrong(reader, "gradient_accumulation_steps",
+                               "is %" PRIu64 ", but a step has at most %u micro-steps", steps,
+                               MICRO_STEPS_MAX);
+    options_of(reader)->micro_steps = (uint32_t)steps;
+    return 0;
+}

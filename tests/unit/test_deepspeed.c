@@ -1,0 +1,410 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * DeepSpeed configurations: what each key becomes, defaults, refusals with line and column. Values
+ * are written out by hand; cases G01 to G04 and R10 are named.
+ * ctest: link=gw_conf_json
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "daemon/conf/deepspeed.h"
+#include "gradwire/errors.h"
+
+#define ZERO(inside) "{\"zero_optimization\": {" inside "}}"
+
+static char error[DEEPSPEED_ERROR_BYTES];
+static struct deepspeed_given given;
+
+static int set_up(void **state)
+{
+    (void)state;
+    given = (struct deepspeed_given){.world = 4};
+    return 0;
+}
+
+static struct deepspeed *parse(const char *text)
+{
+    struct deepspeed *config = NULL;
+    int r = deepspeed_parse(text, strlen(text), "ds.json", &given, &config, error, sizeof(error));
+
+    if (r != 0)
+        fail_msg("%s: %s", text, error);
+    return config;
+}
+
+static void assert_refused(const char *text, const char *message)
+{
+    struct deepspeed *config = NULL;
+    int r = deepspeed_parse(text, strlen(text), "ds.json", &given, &config, error, sizeof(error));
+
+    assert_null(config);
+    if (r != GW_E_INVALID || !strstr(error, message))
+        fail_msg("%s: %d, \"%s\"; expected \"%s\"", text, r, error, message);
+}
+
+static const struct deepspeed_entry *find(const struct deepspeed_list *list, const char *key)
+{
+    for (size_t i = 0; i < list->count; i++) {
+        if (strcmp(list->entries[i].key, key) == 0)
+            return &list->entries[i];
+    }
+    fail_msg("%s is not in the list", key);
+    return NULL;
+}
+
+static void assert_status(const char *text, const char *key, enum deepspeed_status status)
+{
+    struct deepspeed *config = parse(text);
+    const struct deepspeed_entry *entry = find(&config->keys, key);
+
+    if (entry->status != status)
+        fail_msg("%s: %s (%s), expected %s", text, deepspeed_status_name(entry->status),
+                 entry->meaning, deepspeed_status_name(status));
+    assert_true(entry->meaning[0] != '\0');
+    assert_null(deepspeed_free(config));
+}
+
+/* ---- values ---- */
+
+static void keys_become_options(void **state)
+{
+    struct deepspeed *config =
+        parse(ZERO("\"stage\": 3, \"reduce_bucket_size\": 1000, \"overlap_comm\": false,"
+                   "\"stage3_prefetch_bucket_size\": 50, \"stage3_max_live_parameters\": 70,"
+                   "\"ignore_unused_parameters\": false") "");
+
+    (void)state;
+    assert_int_equal(config->options.stage, 3);
+    assert_int_equal(config->options.bucket_bytes, 4000);
+    assert_int_equal(config->options.overlap_off, 1);
+    assert_int_equal(config->options.prefetch_bytes, 200);
+    assert_int_equal(config->options.gather_bytes, 280);
+    assert_int_equal(config->options.unused, GW_UNUSED_ERROR);
+    assert_int_equal(config->options.micro_steps, 1);
+    assert_int_equal(config->options.struct_size, sizeof(config->options));
+    deepspeed_free(config);
+}
+
+static void g01_absent_clipping_is_one_and_told(void **state)
+{
+    struct deepspeed *config = parse("{}");
+    const struct deepspeed_entry *entry = find(&config->defaults, "gradient_clipping");
+
+    (void)state;
+    assert_true(config->options.clip_norm == 1.0);
+    assert_string_equal(entry->value, "1.0");
+    assert_non_null(strstr(entry->meaning, "0.19.8"));
+    deepspeed_free(config);
+    config = parse("{\"gradient_clipping\": 0.0}");
+    assert_true(config->options.clip_norm == 0.0);
+    assert_int_equal(find(&config->keys, "gradient_clipping")->status, DEEPSPEED_SUPPORTED);
+    deepspeed_free(config);
+    given.version = 18000; /* 0.18.0 did not clip */
+    config = parse("{\"gradient_clipping\": null}");
+    assert_true(config->options.clip_norm == 0.0);
+    assert_string_equal(find(&config->defaults, "gradient_clipping")->value, "0.0");
+    deepspeed_free(config);
+}
+
+static void g02_an_old_public_example_is_accepted(void **state)
+{
+    static const char text[] = "{\"zero_optimization\": {\"stage\": 1, \"reduce_scatter\": true, "
+                               "\"overlap_comm\": true}, \"fp16\": {\"initial_scale_power\": 16, "
+                               "\"enabled\": true}}";
+    struct deepspeed *config = parse(text);
+
+    (void)state;
+    assert_int_equal(config->options.stage, 1);
+    assert_int_equal(config->options.overlap_off, 0);
+    deepspeed_free(config);
+    assert_status(text, "zero_optimization.reduce_scatter", DEEPSPEED_SUPPORTED);
+    assert_status(text, "fp16.enabled", DEEPSPEED_REJECTED);
+    config = parse(text);
+    assert_non_null(strstr(find(&config->keys, "fp16.initial_scale_power")->meaning, "search"));
+    assert_non_null(
+        strstr(find(&config->keys, "fp16.enabled")->meaning, "planned, not in this release"));
+    deepspeed_free(config);
+}
+
+static void g03_floats_are_whole_numbers_where_they_are(void **state)
+{
+    struct deepspeed *config = parse(ZERO("\"reduce_bucket_size\": 5e8"));
+
+    (void)state;
+    assert_int_equal(config->options.bucket_bytes, 2000000000);
+    assert_string_equal(find(&config->keys, "zero_optimization.reduce_bucket_size")->value,
+                        "500000000.0");
+    deepspeed_free(config);
+    assert_refused(ZERO("\"reduce_bucket_size\": 5.5"), "must be a whole number");
+}
+
+static void g04_auto_is_refused_by_name_unless_filled_in(void **state)
+{
+    static const char text[] = "{\"zero_optimization\": {\"reduce_bucket_size\": \"auto\"}, "
+                               "\"gradient_accumulation_steps\": \"auto\", "
+                               "\"train_batch_size\": \"auto\", "
+                               "\"optimizer\": {\"params\": {\"lr\": \"auto\"}}}";
+    struct deepspeed *config;
+
+    (void)state;
+    assert_refused(text, "zero_optimization.reduce_bucket_size, gradient_accumulation_steps, "
+                         "train_batch_size say \"auto\"");
+    given.bucket_bytes = 4096;
+    given.micro_steps = 3;
+    config = parse(text);
+    assert_int_equal(config->options.bucket_bytes, 4096);
+    assert_int_equal(config->options.micro_steps, 3);
+    deepspeed_free(config);
+    assert_refused("{\"fp16\": {\"enabled\": \"auto\"}}", "fp16.enabled say \"auto\"");
+}
+
+static void r10_a_bucket_of_nothing_is_refused(void **state)
+{
+    (void)state;
+    assert_refused(ZERO("\"reduce_bucket_size\": 0"),
+                   "ds.json: zero_optimization.reduce_bucket_size must not be 0");
+}
+
+static void the_gather_budget_is_the_model_at_most(void **state)
+{
+    struct deepspeed *config;
+
+    (void)state;
+    given.numel = 1000;
+    config = parse(ZERO("\"stage3_max_live_parameters\": 1e9"));
+    assert_int_equal(config->options.gather_bytes, 4000);
+    deepspeed_free(config);
+    config = parse("{}");
+    assert_int_equal(config->options.gather_bytes, 0); /* ours: three largest units */
+    deepspeed_free(config);
+}
+
+/* ---- batch ---- */
+
+static uint32_t steps_of(const char *text)
+{
+    struct deepspeed *config = parse(text);
+    uint32_t steps = config->options.micro_steps;
+
+    deepspeed_free(config);
+    return steps;
+}
+
+static void batch_sizes_make_micro_steps(void **state)
+{
+    (void)state;
+    assert_int_equal(steps_of("{}"), 1);
+    assert_int_equal(steps_of("{\"gradient_accumulation_steps\": 5}"), 5);
+    assert_int_equal(steps_of("{\"train_batch_size\": 48}"), 1);
+    assert_int_equal(steps_of("{\"train_batch_size\": 48, \"train_micro_batch_size_per_gpu\": 3}"),
+                     4);
+    assert_int_equal(steps_of("{\"train_batch_size\": 48, \"train_micro_batch_size_per_gpu\": 6, "
+                              "\"gradient_accumulation_steps\": 2}"),
+                     2);
+    assert_refused("{\"train_batch_size\": 48, \"train_micro_batch_size_per_gpu\": 5}",
+                   "is another number");
+    assert_refused("{\"train_batch_size\": 8, \"train_micro_batch_size_per_gpu\": 3}",
+                   "is another number");
+    assert_refused("{\"train_batch_size\": 48, \"train_micro_batch_size_per_gpu\": 6, "
+                   "\"gradient_accumulation_steps\": 3}",
+                   "train_batch_size is 48");
+    assert_refused("{\"train_batch_size\": 10}", "do not divide");
+    assert_refused("{\"gradient_accumulation_steps\": 0}", "must be 1 to");
+    assert_refused("{\"gradient_accumulation_steps\": 2000}", "at most 1024");
+}
+
+/* ---- status ---- */
+
+static const struct {
+    const char *text, *key;
+    enum deepspeed_status status;
+} status_rows[] = {
+#define IN_ZERO(key, value, status)                                                                \
+    {                                                                                              \
+        ZERO("\"" key "\": " value), "zero_optimization." key, DEEPSPEED_##status                  \
+    }
+#define TOP(key, value, status)                                                                    \
+    {                                                                                              \
+        "{\"" key "\": " value "}", key, DEEPSPEED_##status                                        \
+    }
+    IN_ZERO("stage", "2", SUPPORTED),
+    IN_ZERO("contiguous_gradients", "true", NOT_NEEDED),
+    IN_ZERO("reduce_scatter", "false", REJECTED),
+    IN_ZERO("allgather_bucket_size", "2e8", NOT_NEEDED),
+    IN_ZERO("allgather_partitions", "true", NOT_NEEDED),
+    IN_ZERO("overlap_comm", "false", MAPPED),
+    IN_ZERO("round_robin_gradients", "true", NOT_NEEDED),
+    IN_ZERO("stage3_prefetch_bucket_size", "5e7", MAPPED),
+    IN_ZERO("prefetch_bucket_size", "5e7", MAPPED), /* without its prefix */
+    IN_ZERO("stage3_param_persistence_threshold", "1e5", REJECTED),
+    IN_ZERO("stage3_param_persistence_threshold", "0", SUPPORTED),
+    IN_ZERO("stage3_max_live_parameters", "1e9", MAPPED),
+    IN_ZERO("stage3_max_reuse_distance", "1e9", REJECTED),
+    IN_ZERO("stage3_max_reuse_distance", "0", SUPPORTED),
+    IN_ZERO("stage3_gather_16bit_weights_on_model_save", "true", NOT_NEEDED),
+    IN_ZERO("stage3_gather_fp16_weights_on_model_save", "true", NOT_NEEDED),
+    IN_ZERO("stage3_module_granularity_threshold", "-1", NOT_NEEDED),
+    IN_ZERO("leaf_module", "{\"classes\": []}", NOT_NEEDED),
+    IN_ZERO("sub_group_size", "1e9", NOT_NEEDED),
+    IN_ZERO("zero_hpz_partition_size", "2", REJECTED),
+    IN_ZERO("zero_hpz_partition_size", "1", NOT_NEEDED),
+    IN_ZERO("mics_shard_size", "4", REJECTED),
+    IN_ZERO("mics_shard_size", "-1", NOT_NEEDED),
+    IN_ZERO("offload_optimizer", "{\"device\": \"cpu\"}", REJECTED),
+    IN_ZERO("offload_optimizer", "{\"device\": \"none\"}", NOT_NEEDED),
+    IN_ZERO("offload_param", "null", NOT_NEEDED),
+    IN_ZERO("cpu_offload", "true", REJECTED),
+    IN_ZERO("cpu_offload", "false", NOT_NEEDED),
+    IN_ZERO("zero_quantized_weights", "true", REJECTED),
+    IN_ZERO("zero_quantized_gradients", "false", NOT_NEEDED),
+    IN_ZERO("zenflow", "{\"topk_ratio\": 0.1}", REJECTED),
+    IN_ZERO("reduce_buckets_size", "1", REJECTED), /* misspelled */
+    TOP("communication_data_type", "\"fp32\"", SUPPORTED),
+    TOP("communication_data_type", "\"bfp16\"", REJECTED),
+    TOP("communication_data_type", "null", NOT_NEEDED),
+    TOP("prescale_gradients", "true", NOT_NEEDED),
+    TOP("gradient_predivide_factor", "2.0", NOT_NEEDED),
+    TOP("sparse_gradients", "true", REJECTED),
+    TOP("wall_clock_breakdown", "true", NOT_NEEDED),
+    TOP("comms_logger", "{\"enabled\": true, \"verbose\": true}", NOT_NEEDED),
+    TOP("flops_profiler", "{\"enabled\": true}", NOT_NEEDED),
+    TOP("tensorboard", "{\"enabled\": true}", NOT_NEEDED),
+    TOP("amp", "{\"enabled\": true}", REJECTED),
+    TOP("amp", "{\"enabled\": false}", NOT_NEEDED),
+    TOP("no_such_key", "1", REJECTED),
+    {"{\"data_types\": {\"grad_accum_dtype\": \"fp32\"}}", "data_types.grad_accum_dtype",
+     DEEPSPEED_SUPPORTED},
+    {"{\"data_types\": {\"grad_accum_dtype\": \"fp16\"}}", "data_types.grad_accum_dtype",
+     DEEPSPEED_REJECTED},
+    {"{\"bf16\": {\"enabled\": true}}", "bf16.enabled", DEEPSPEED_REJECTED},
+    {"{\"bfloat16\": {\"enabled\": false}}", "bfloat16.enabled", DEEPSPEED_NOT_NEEDED},
+    {"{\"fp16\": {\"loss_scale\": 0}}", "fp16.loss_scale", DEEPSPEED_NOT_NEEDED},
+    {"{\"fp16\": {\"hysteresis\": 2, \"enabled\": true}}", "fp16.hysteresis", DEEPSPEED_REJECTED},
+    {"{\"zero_optimization\": true}", "zero_optimization", DEEPSPEED_MAPPED},
+};
+
+static void each_key_has_its_status(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof(status_rows) / sizeof(status_rows[0]); i++)
+        assert_status(status_rows[i].text, status_rows[i].key, status_rows[i].status);
+}
+
+static void rejected_keys_change_no_option(void **state)
+{
+    struct deepspeed *plain = parse("{}");
+    struct deepspeed *config =
+        parse("{\"fp16\": {\"enabled\": true}, \"elasticity\": {\"enabled\": true},"
+              "\"zero_optimization\": {\"offload_param\": {\"device\": \"nvme\"}}}");
+
+    (void)state;
+    assert_memory_equal(&plain->options, &config->options, sizeof(plain->options));
+    deepspeed_free(plain);
+    deepspeed_free(config);
+}
+
+static void diagnostics_never_change_the_schedule(void **state)
+{
+    struct deepspeed *plain = parse("{}");
+    struct deepspeed *config =
+        parse("{\"wall_clock_breakdown\": true, \"comms_logger\": {\"enabled\": true},"
+              "\"flops_profiler\": {\"enabled\": true}, \"tensorboard\": {\"enabled\": true},"
+              "\"csv_monitor\": {\"enabled\": true}, \"wandb\": {\"enabled\": true},"
+              "\"steps_per_print\": 1, \"memory_breakdown\": true, \"dump_state\": true}");
+
+    (void)state;
+    assert_memory_equal(&plain->options, &config->options, sizeof(plain->options));
+    deepspeed_free(plain);
+    deepspeed_free(config);
+}
+
+/* ---- refusals ---- */
+
+static void what_is_not_json_is_told_with_line_and_column(void **state)
+{
+    (void)state;
+    assert_refused("{\n \"a\": 1, // no\n}", "ds.json:2:10: ");
+    assert_refused("{\n \"a\": 1, // no\n}", "comments are not JSON");
+    assert_refused("# no\n{}", "ds.json:1:1: ");
+    assert_refused(ZERO("\n\"stage\": 1,\n"), "ds.json:3:1: ");
+    assert_refused(ZERO("\"stage\": 1 , \n"), "a comma before the end is not JSON");
+    assert_refused("{\"comms_logger\": [1,]}", "a comma before the end is not JSON");
+    assert_refused("{\"a\": 1, \"a\": 2}", "duplicate");
+    assert_refused("{} x", "ds.json:1:4: ");
+    assert_refused("", "ds.json:");
+    assert_refused("{", "ds.json:");
+    assert_refused("{\"a\": NaN}", "ds.json:1:");
+    assert_refused("{'a': 1}", "ds.json:1:2: ");
+    assert_refused("[]", "must be an object");
+}
+
+static void wrong_types_and_ranges_are_told_by_name(void **state)
+{
+    (void)state;
+    assert_refused(ZERO("\"overlap_comm\": \"yes\""),
+                   "ds.json: zero_optimization.overlap_comm is \"yes\", but must be true or false");
+    assert_refused(ZERO("\"stage\": 4"), "zero_optimization.stage must be 0 to 3");
+    assert_refused(ZERO("\"stage\": \"2\""), "must be a whole number");
+    assert_refused(ZERO("\"reduce_bucket_size\": -1"), "must be a whole number from 0");
+    assert_refused(ZERO("\"reduce_bucket_size\": 1e300"), "must be a whole number");
+    assert_refused(ZERO("\"reduce_bucket_size\": 1e15"), "too large");
+    assert_refused("{\"gradient_clipping\": -1}", "must be positive");
+    assert_refused("{\"gradient_predivide_factor\": 0}", "must be positive");
+    assert_refused("{\"communication_data_type\": \"int8\"}", "must be fp32, fp16 or bf16");
+    assert_refused("{\"zero_optimization\": 3}", "zero_optimization must be an object");
+    assert_refused("{\"fp16\": true}", "fp16 must be an object");
+}
+
+static void contradictions_are_refused(void **state)
+{
+    (void)state;
+    assert_refused(ZERO("\"zero_hpz_partition_size\": 3"), "does not divide 4 ranks");
+    assert_refused(ZERO("\"mics_shard_size\": 8"), "does not divide 4 ranks");
+    assert_refused("{\"fp16\": {\"enabled\": true}, \"bf16\": {\"enabled\": true}}", "contradict");
+    assert_refused(ZERO("\"stage3_prefetch_bucket_size\": 1, \"prefetch_bucket_size\": 2"),
+                   "contradicts");
+    assert_refused("{\"bf16\": {\"enabled\": true}, \"bfloat16\": {\"enabled\": false}}",
+                   "contradicts");
+}
+
+static void versions_are_three_numbers(void **state)
+{
+    static const char *const bad[] = {"", "0.19", "0.19.", "0.19.8a", "0.19.8.1", "x", "0.1000.1"};
+    uint32_t version = 0;
+
+    (void)state;
+    assert_int_equal(deepspeed_version("0.19.8", &version), 0);
+    assert_int_equal(version, DEEPSPEED_VERSION);
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
+        assert_int_equal(deepspeed_version(bad[i], &version), GW_E_INVALID);
+}
+
+int main(void)
+{
+#define TEST(name) cmocka_unit_test_setup(name, set_up)
+    const struct CMUnitTest tests[] = {
+        TEST(keys_become_options),
+        TEST(g01_absent_clipping_is_one_and_told),
+        TEST(g02_an_old_public_example_is_accepted),
+        TEST(g03_floats_are_whole_numbers_where_they_are),
+        TEST(g04_auto_is_refused_by_name_unless_filled_in),
+        TEST(r10_a_bucket_of_nothing_is_refused),
+        TEST(the_gather_budget_is_the_model_at_most),
+        TEST(batch_sizes_make_micro_steps),
+        TEST(each_key_has_its_status),
+        TEST(rejected_keys_change_no_option),
+        TEST(diagnostics_never_change_the_schedule),
+        TEST(what_is_not_json_is_told_with_line_and_column),
+        TEST(wrong_types_and_ranges_are_told_by_name),
+        TEST(contradictions_are_refused),
+        TEST(versions_are_three_numbers),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
