@@ -3,12 +3,13 @@
  * gwctl: asks gradwired and prints. One thread, blocking, one request at a time.
  *
  * Functions that can fail print one line to stderr themselves and return the exit code (sysexits):
- * 64 usage, 69 no gradwired, 75 no answer in time, 76 an answer that makes no sense, 77 not
- * permitted.
+ * 64 usage, 65, 66 and 78 what plan reads (plan.h), 69 no gradwired, 75 no answer in time, 76 an
+ * answer that makes no sense, 77 not permitted.
  */
 #ifndef GW_CTL_CTL_H
 #define GW_CTL_CTL_H
 
+#include <jansson.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -51,5 +52,14 @@ int ctl_wait_end(struct ctl *ctl, int timeout_ms);
 
 int show_status(const struct wire_msg *status, bool json);
 int show_jobs(const struct ctl_jobs *jobs, bool json);
+/* "1.5 GiB" */
+void human_bytes(uint64_t bytes, char *text, size_t text_bytes);
+/* Takes over `value` (NULL: no memory). */
+int print_json(json_t *value);
+
+/* ---- plan.c ---- */
+
+/* `gwctl plan`: needs no gradwired. Parses the command line by itself. */
+int plan_main(int argc, char **argv);
 
 #endif

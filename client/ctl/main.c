@@ -17,7 +17,8 @@ struct command {
     const char *name;
     const char *help;
     int (*run)(struct ctl *ctl);
-    bool json, engines; /* options that it takes */
+    bool json, engines;                 /* options that it takes */
+    int (*main)(int argc, char **argv); /* in place of `run`: its command line is its own */
 };
 
 void ctl_say(const char *format, ...)
@@ -130,11 +131,13 @@ static int run_stop(struct ctl *ctl)
 }
 
 static const struct command commands[] = {
-    {"status", "what gradwired says of itself", run_status, true, false},
+    {"status", "what gradwired says of itself", run_status, true, false, NULL},
     {"jobs", "the jobs of this node; without rights on admin.sock, the own ones", run_jobs, true,
-     false},
-    {"drain", "refuse new jobs; return when the last has ended", run_drain, false, false},
-    {"stop", "end gradwired; jobs go on, unless --engines", run_stop, false, true},
+     false, NULL},
+    {"drain", "refuse new jobs; return when the last has ended", run_drain, false, false, NULL},
+    {"stop", "end gradwired; jobs go on, unless --engines", run_stop, false, true, NULL},
+    {"plan", "what a step will send and hold, before the run; see gwctl plan --help", NULL, true,
+     false, plan_main},
 };
 #define COMMANDS (sizeof(commands) / sizeof(commands[0]))
 
@@ -149,7 +152,7 @@ static void help(void)
         (void)printf("  %-8s %s\n", commands[i].name, commands[i].help);
     (void)puts("\n"
                "Options:\n"
-               "  --json                of status and jobs: JSON\n"
+               "  --json                of status, jobs and plan: JSON\n"
                "  --engines             of stop: end all jobs too\n"
                "  --runtime-dir DIR     of the gradwired to ask; also $GRADWIRE_RUNTIME_DIR\n"
                "  --socket PATH         its client socket; also $GRADWIRE_SOCKET\n"
@@ -222,6 +225,8 @@ static int run_command(struct ctl *ctl, const char *name)
             return usage("--json does not go with", name);
         if (ctl->engines && !commands[i].engines)
             return usage("--engines does not go with", name);
+        if (commands[i].run == NULL)
+            return usage("no other option may stand before", name);
         r = commands[i].run(ctl);
         if (ctl->fd >= 0)
             (void)close(ctl->fd);
@@ -230,14 +235,38 @@ static int run_command(struct ctl *ctl, const char *name)
     return usage("unknown command", name);
 }
 
+/* gwctl [--json] COMMAND, where the command's line is its own. */
+static const struct command *own_command(int argc, char **argv)
+{
+    int at = argc > 1 && strcmp(argv[1], "--json") == 0 ? 2 : 1;
+
+    for (size_t i = 0; i < COMMANDS && at < argc; i++) {
+        if (commands[i].main != NULL && strcmp(commands[i].name, argv[at]) == 0)
+            return &commands[i];
+    }
+    return NULL;
+}
+
+static int finish(int r)
+{
+    if (fflush(stdout) != 0 || ferror(stdout)) {
+        ctl_say("cannot write the answer");
+        return EX_IOERR;
+    }
+    return r;
+}
+
 int main(int argc, char **argv)
 {
+    const struct command *own = own_command(argc, argv);
     const char *runtime_dir = NULL, *socket = NULL, *admin_socket = NULL;
     struct ctl ctl = {.fd = -1};
     int option;
     int r;
 
     opterr = 0;
+    if (own != NULL)
+        return finish(own->main(argc, argv));
     while ((option = getopt_long(argc, argv, ":", long_options, NULL)) != -1) {
         if (option == 'j') {
             ctl.json = true;
@@ -261,16 +290,11 @@ int main(int argc, char **argv)
         }
     }
     if (optind == argc)
-        return usage("a command is missing:", "status, jobs, drain or stop");
+        return usage("a command is missing:", "status, jobs, drain, stop or plan");
     if (optind + 1 < argc)
         return usage("unexpected argument", argv[optind + 1]);
     r = find_sockets(&ctl, runtime_dir, socket, admin_socket);
     if (r != 0)
         return r;
-    r = run_command(&ctl, argv[optind]);
-    if (fflush(stdout) != 0 || ferror(stdout)) {
-        ctl_say("cannot write the answer");
-        return EX_IOERR;
-    }
-    return r;
+    return finish(run_command(&ctl, argv[optind]));
 }

@@ -38,7 +38,7 @@ static const char *printable(const char *text, char *buffer, size_t bytes)
     return buffer;
 }
 
-static void human_bytes(uint64_t bytes, char *text, size_t text_bytes)
+void human_bytes(uint64_t bytes, char *text, size_t text_bytes)
 {
     static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
     double value = (double)bytes;
@@ -77,8 +77,7 @@ static json_t *json_text(const char *text)
     return json_string(printable(text, buffer, sizeof(buffer)));
 }
 
-/* Takes over `value`. */
-static int print_json(json_t *value)
+int print_json(json_t *value)
 {
     int r = value == NULL ? -1 : json_dumpf(value, stdout, JSON_INDENT(2));
 

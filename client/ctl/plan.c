@@ -1,0 +1,263 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* gwctl plan: its command line. */
+#include <getopt.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sysexits.h>
+
+#include "client/ctl/ctl.h"
+#include "client/ctl/plan.h"
+#include "daemon/base/parse.h"
+
+enum option_id {
+    OPT_MODEL,
+    OPT_RANKS,
+    OPT_NODES,
+    OPT_DEEPSPEED,
+    OPT_VERSION,
+    OPT_STAGE,
+    OPT_BUCKET,
+    OPT_ACCUMULATE,
+    OPT_MICRO_STEPS,
+    OPT_GATHER,
+    OPT_RING_SLOTS,
+    OPT_ALIGN,
+    OPT_LINK,
+    OPT_JSON,
+    OPT_HELP,
+};
+
+static const struct option long_options[] = {
+    {"model", required_argument, NULL, OPT_MODEL},
+    {"ranks", required_argument, NULL, OPT_RANKS},
+    {"nodes", required_argument, NULL, OPT_NODES},
+    {"deepspeed", required_argument, NULL, OPT_DEEPSPEED},
+    {"deepspeed-version", required_argument, NULL, OPT_VERSION},
+    {"stage", required_argument, NULL, OPT_STAGE},
+    {"bucket", required_argument, NULL, OPT_BUCKET},
+    {"accumulate", required_argument, NULL, OPT_ACCUMULATE},
+    {"micro-steps", required_argument, NULL, OPT_MICRO_STEPS},
+    {"gather", required_argument, NULL, OPT_GATHER},
+    {"ring-slots", required_argument, NULL, OPT_RING_SLOTS},
+    {"align", required_argument, NULL, OPT_ALIGN},
+    {"link", required_argument, NULL, OPT_LINK},
+    {"json", no_argument, NULL, OPT_JSON},
+    {"help", no_argument, NULL, OPT_HELP},
+    {NULL, 0, NULL, 0},
+};
+
+static void help(void)
+{
+    (void)puts("Usage: gwctl plan --model FILE --ranks N [OPTION]...\n"
+               "\n"
+               "What one optimizer step sends and a rank holds, stages 0 to 3 side by side.\n"
+               "\n"
+               "  --model FILE              lines of name<TAB>shape<TAB>unit, or safetensors\n"
+               "  --ranks N, --nodes M      of the job; nodes in blocks of ranks (1)\n"
+               "  --deepspeed FILE          options from a DeepSpeed configuration, and what each\n"
+               "                            of its keys does here; those below come before it\n"
+               "  --deepspeed-version V     whose defaults (0.19.8)\n"
+               "  --stage S                 that one alone, with its buckets\n"
+               "  --bucket BYTES            5e8, 25MB, 64MiB (2e9)\n"
+               "  --accumulate local|shard  where micro-steps are added up (by stage)\n"
+               "  --micro-steps K           per optimizer step (1)\n"
+               "  --gather private|mapped   stage 3 (private)\n"
+               "  --ring-slots K            bucket buffers, stages 2 and 3 (3)\n"
+               "  --align BYTES             of slices, a power of 2 (64)\n"
+               "  --link BYTES_PER_S        estimate the time; may come again\n"
+               "  --json                    for programs");
+}
+
+static int wrong(const char *option, const char *value, const char *allowed)
+{
+    ctl_say("--%s %s: expected %s; see gwctl plan --help", option, value, allowed);
+    return EX_USAGE;
+}
+
+/* ---- values ---------------------------------------------------------------------------------- */
+
+static int take_count(const char *option, const char *value, uint64_t min, uint64_t max,
+                      uint32_t *ret_count)
+{
+    char allowed[64];
+    uint64_t number;
+
+    if (parse_u64(value, min, max, &number) == 0) {
+        *ret_count = (uint32_t)number;
+        return 0;
+    }
+    (void)snprintf(allowed, sizeof(allowed), "a number from %llu to %llu", (unsigned long long)min,
+                   (unsigned long long)max);
+    return wrong(option, value, allowed);
+}
+
+static int take_size(const char *option, const char *value, uint64_t max, uint64_t *ret_size)
+{
+    uint64_t size;
+
+    if (parse_size(value, &size) == 0 && size > 0 && size <= max) {
+        *ret_size = size;
+        return 0;
+    }
+    return wrong(option, value, "a size such as 500000000, 5e8, 25MB or 64MiB");
+}
+
+static int take_name(const char *option, const char *value, const char *first, uint32_t of_first,
+                     const char *second, uint32_t of_second, uint32_t *ret_value)
+{
+    char allowed[64];
+
+    if (strcmp(value, first) == 0 || strcmp(value, second) == 0) {
+        *ret_value = strcmp(value, first) == 0 ? of_first : of_second;
+        return 0;
+    }
+    (void)snprintf(allowed, sizeof(allowed), "%s or %s", first, second);
+    return wrong(option, value, allowed);
+}
+
+static int take_link(const char *option, const char *value, struct plan_args *args)
+{
+    if (args->link_count == PLAN_LINKS_MAX) {
+        ctl_say("at most %u times --link", PLAN_LINKS_MAX);
+        return EX_USAGE;
+    }
+    return take_size(option, value, INT64_MAX, &args->links[args->link_count++]);
+}
+
+static int take_align(const char *option, const char *value, struct plan_args *args)
+{
+    uint64_t bytes;
+    int r;
+
+    r = take_size(option, value, UINT32_MAX, &bytes);
+    if (r == 0)
+        args->options.shard_align_bytes = (uint32_t)bytes; /* its limits: options.c's */
+    return r;
+}
+
+static int take_option(struct plan_args *args, int id, const char *value)
+{
+    const char *option = long_options[id].name; /* ids are places in the table */
+    struct wire_seal *seal = &args->options;
+    uint32_t stage;
+    int r;
+
+    switch ((enum option_id)id) {
+    case OPT_MODEL:
+        args->model_path = value;
+        return 0;
+    case OPT_DEEPSPEED:
+        args->deepspeed_path = value;
+        return 0;
+    case OPT_RANKS:
+        return take_count(option, value, 1, PLAN_WORLD_MAX, &args->ranks);
+    case OPT_NODES:
+        return take_count(option, value, 1, PLAN_WORLD_MAX, &args->nodes);
+    case OPT_VERSION:
+        return deepspeed_version(value, &args->version) < 0
+                   ? wrong(option, value, "a version such as 0.19.8")
+                   : 0;
+    case OPT_STAGE:
+        r = take_count(option, value, 0, PLAN_STAGES - 1, &stage);
+        args->stage = r == 0 ? (int)stage : -1;
+        return r;
+    case OPT_BUCKET:
+        return take_size(option, value, INT64_MAX, &seal->bucket_bytes);
+    case OPT_ACCUMULATE:
+        return take_name(option, value, "local", GW_ACCUMULATE_LOCAL, "shard", GW_ACCUMULATE_SHARD,
+                         &seal->accumulate);
+    case OPT_MICRO_STEPS:
+        return take_count(option, value, 1, 1024, &seal->micro_steps);
+    case OPT_GATHER:
+        args->gather_given = true;
+        return take_name(option, value, "private", GW_GATHER_PRIVATE, "mapped", GW_GATHER_MAPPED,
+                         &seal->gather);
+    case OPT_RING_SLOTS:
+        return take_count(option, value, 1, GW_RING_SLOTS_MAX, &seal->ring_slots);
+    case OPT_ALIGN:
+        return take_align(option, value, args);
+    case OPT_LINK:
+        return take_link(option, value, args);
+    case OPT_JSON:
+    case OPT_HELP:
+        args->json = args->json || id == OPT_JSON;
+        return 0;
+    }
+    return EX_USAGE;
+}
+
+/* ---- command line ---------------------------------------------------------------------------- */
+
+static int check_args(const struct plan_args *args)
+{
+    if (args->model_path == NULL || args->ranks == 0) {
+        ctl_say("%s is missing; see gwctl plan --help",
+                args->model_path == NULL ? "--model FILE" : "--ranks N");
+        return EX_USAGE;
+    }
+    if (args->nodes > args->ranks) {
+        ctl_say("%u ranks on %u nodes: a node has at least one rank", args->ranks, args->nodes);
+        return EX_USAGE;
+    }
+    if (args->options.gather == GW_GATHER_MAPPED && args->nodes > 1) {
+        ctl_say("--gather mapped is for one node, but there are %u", args->nodes);
+        return EX_USAGE;
+    }
+    if (args->version != 0 && args->deepspeed_path == NULL) {
+        ctl_say("--deepspeed-version goes with --deepspeed FILE");
+        return EX_USAGE;
+    }
+    return 0;
+}
+
+/* A line to stderr, so that nobody misses what the report says. */
+static void warn_rejected(const struct plan_report *report)
+{
+    size_t rejected = 0;
+
+    for (size_t i = 0; report->config != NULL && i < report->config->keys.count; i++)
+        rejected += report->config->keys.entries[i].status == DEEPSPEED_REJECTED;
+    if (rejected > 0)
+        ctl_say("%s: %zu key%s rejected; the plan is without: see the report",
+                report->args->deepspeed_path, rejected, rejected == 1 ? " is" : "s are");
+}
+
+int plan_main(int argc, char **argv)
+{
+    struct plan_args args = {.nodes = 1, .stage = -1};
+    struct plan_report report;
+    int id;
+    int r;
+
+    while ((id = getopt_long(argc, argv, ":", long_options, NULL)) != -1) {
+        if (id == OPT_HELP) {
+            help();
+            return 0;
+        }
+        if (id == ':' || id == '?') {
+            ctl_say("%s %s; see gwctl plan --help",
+                    id == ':' ? "a value is missing after" : "unknown option", argv[optind - 1]);
+            return EX_USAGE;
+        }
+        r = take_option(&args, id, optarg);
+        if (r != 0)
+            return r;
+    }
+    if (optind + 1 < argc) { /* argv[optind] is the command */
+        ctl_say("unexpected argument %s; see gwctl plan --help", argv[optind + 1]);
+        return EX_USAGE;
+    }
+    r = check_args(&args);
+    if (r != 0)
+        return r;
+    r = plan_make(&args, &report);
+    if (r == 0 && args.json)
+        r = plan_print_json(&report);
+    else if (r == 0)
+        plan_print_text(&report);
+    if (r == 0)
+        warn_rejected(&report);
+    plan_report_free(&report);
+    return r;
+}

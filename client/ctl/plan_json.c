@@ -1,0 +1,88 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* gwctl plan --json: schema 1. Figures are plan.h's; of the accumulate mode that would be used. */
+#include <jansson.h>
+#include <stddef.h>
+
+#include "client/ctl/ctl.h"
+#include "client/ctl/plan.h"
+
+static json_t *number(uint64_t value)
+{
+    return json_integer((json_int_t)value); /* plan.c keeps figures below 2^63 */
+}
+
+/* One figure of every kind of collective; `member`: its place in struct plan_kind. */
+static json_t *by_kind(const struct plan *plan, size_t member)
+{
+    json_t *object = json_object();
+
+    for (unsigned k = 0; k < GW_KINDS; k++) {
+        const char *kind = (const char *)&plan->kinds[k];
+
+        (void)json_object_set_new(object, plan_kind_names[k],
+                                  number(*(const uint64_t *)(const void *)(kind + member)));
+    }
+    return object;
+}
+
+static json_t *memory(const struct plan *plan)
+{
+    json_t *object = json_object();
+
+    for (unsigned m = 0; m < GW_MEMORIES; m++)
+        (void)json_object_set_new(object, plan_memory_names[m], number(plan->memory_bytes[m]));
+    return object;
+}
+
+static json_t *stage_of(const struct plan *plan)
+{
+    return json_pack("{s:o, s:o, s:o, s:o, s:o, s:o}", "stage", number(plan->options.stage),
+                     "calls", by_kind(plan, offsetof(struct plan_kind, calls)), "payload_bytes",
+                     by_kind(plan, offsetof(struct plan_kind, payload_bytes)), "ring_bytes",
+                     by_kind(plan, offsetof(struct plan_kind, ring_bytes)), "cross_node_bytes",
+                     by_kind(plan, offsetof(struct plan_kind, cross_node_bytes)), "memory_bytes",
+                     memory(plan));
+}
+
+static void add_entries(json_t *array, const struct deepspeed_list *list)
+{
+    for (size_t i = 0; i < list->count; i++) {
+        const struct deepspeed_entry *entry = &list->entries[i];
+
+        (void)json_array_append_new(
+            array, json_pack("{s:s, s:o, s:s, s:s}", "key", entry->key, "value",
+                             json_loads(entry->value, JSON_DECODE_ANY, NULL), "status",
+                             deepspeed_status_name(entry->status), "meaning", entry->meaning));
+    }
+}
+
+static void add_own_defaults(json_t *array, const struct plan_report *report)
+{
+    for (uint32_t i = 0; i < report->default_count; i++) {
+        const struct plan_default *own = &report->defaults[i];
+        json_t *value = own->text != NULL ? json_string(own->text) : number(own->number);
+
+        (void)json_array_append_new(
+            array, json_pack("{s:s, s:o, s:s, s:s}", "key", own->key, "value", value, "status",
+                             deepspeed_status_name(DEEPSPEED_SUPPORTED), "meaning", own->meaning));
+    }
+}
+
+int plan_print_json(const struct plan_report *report)
+{
+    json_t *stages = json_array(), *keys = json_array(), *defaults = json_array();
+
+    for (uint32_t s = 0; s < PLAN_STAGES; s++) {
+        if (plan_shows(report, s))
+            (void)json_array_append_new(stages, stage_of(plan_used(report, s)));
+    }
+    if (report->config != NULL) {
+        add_entries(keys, &report->config->keys);
+        add_entries(defaults, &report->config->defaults);
+    }
+    add_own_defaults(defaults, report);
+    return print_json(json_pack("{s:i, s:o, s:o, s:o, s:o, s:o, s:o}", "schema", 1, "params",
+                                number(report->numel), "ranks", number(report->args->ranks),
+                                "nodes", number(report->args->nodes), "stages", stages, "keys",
+                                keys, "defaults", defaults));
+}

@@ -1,0 +1,402 @@
+# SPDX-License-Identifier: Apache-2.0
+"""gwctl plan: its figures equal tests/cases/plan.py's, written apart, and a real run's counters.
+
+Also its command line, what it says of DeepSpeed configurations, and its exit codes.
+ctest: timeout=600
+"""
+import json
+import os
+import pathlib
+import random
+import re
+import struct
+import subprocess
+import sys
+
+import pytest
+
+import gw
+from conftest import GWCTL, SLOWER
+
+SOURCE = pathlib.Path(os.environ.get("GRADWIRE_SOURCE", pathlib.Path(__file__).parents[2]))
+sys.path.insert(0, str(SOURCE / "tests/cases"))
+import plan  # noqa: E402
+
+MODELS = SOURCE.parent / "shared/models"  # large lists, where the tree lies beside them
+EX_USAGE, EX_DATAERR, EX_NOINPUT, EX_CONFIG = 64, 65, 66, 78
+BUCKET = ["--bucket", "4000"]
+
+
+def gwctl(*args, code=0):
+    done = subprocess.run([str(GWCTL), "plan", *map(str, args)], capture_output=True, text=True,
+                          timeout=60 * SLOWER)
+    assert done.returncode == code, f"{args}: {done.returncode}\n{done.stderr}"
+    return done
+
+
+def planned(*args):
+    return json.loads(gwctl(*args, "--json").stdout)
+
+
+def gpt2(hidden, vocabulary, positions, layers=1):
+    """GPT-2's public architecture, with its units (345M: 1024, 50304, 1024, 24)."""
+    h = hidden
+    rows = [("wte.weight", (vocabulary, h), "embed"), ("wpe.weight", (positions, h), "embed")]
+    for n in range(layers):
+        for name, shape in (("ln_1.weight", (h,)), ("ln_1.bias", (h,)),
+                            ("attn.c_attn.weight", (h, 3 * h)), ("attn.c_attn.bias", (3 * h,)),
+                            ("attn.c_proj.weight", (h, h)), ("attn.c_proj.bias", (h,)),
+                            ("ln_2.weight", (h,)), ("ln_2.bias", (h,)),
+                            ("mlp.c_fc.weight", (h, 4 * h)), ("mlp.c_fc.bias", (4 * h,)),
+                            ("mlp.c_proj.weight", (4 * h, h)), ("mlp.c_proj.bias", (h,))):
+            rows.append((f"h.{n}.{name}", shape, f"h.{n}"))
+    return rows + [("ln_f.weight", (h,), "ln_f"), ("ln_f.bias", (h,), "ln_f")]
+
+
+def write_model(path, rows):
+    path.write_text("# name\tshape\tunit\n" + "".join(
+        f"{name}\t{'x'.join(map(str, shape))}\t{unit}\n" for name, shape, unit in rows))
+    return path
+
+
+@pytest.fixture
+def model(tmp_path):
+    return write_model(tmp_path / "model.tsv", gpt2(8, 33, 5))
+
+
+@pytest.fixture
+def deepspeed(tmp_path, model):
+    """deepspeed(configuration or text, *args, code=0) -> result"""
+    path = tmp_path / "ds.json"
+
+    def run(configuration, *args, code=0):
+        path.write_text(configuration if isinstance(configuration, str)
+                        else json.dumps(configuration))
+        return gwctl("--model", model, "--ranks", 4, "--deepspeed", path, *args, code=code)
+
+    return run
+
+
+# ---- against the independent author ------------------------------------------------------------
+
+
+def assert_equal_plans(parameters, got, ranks, seed="", **options):
+    assert got["schema"] == 1 and got["ranks"] == ranks, seed
+    assert [stage["stage"] for stage in got["stages"]] == [0, 1, 2, 3], seed
+    for stage in got["stages"]:
+        assert set(stage) == {"stage", "calls", "payload_bytes", "ring_bytes", "cross_node_bytes",
+                              "memory_bytes"}
+        of_stage = dict(options)
+        if stage["stage"] < 3:
+            of_stage["gather"] = "private"
+        want = plan.expected(parameters, stage["stage"], ranks, **of_stage)
+        assert got["params"] == want["params"]
+        for figure in ("calls", "payload_bytes", "ring_bytes", "memory_bytes"):
+            assert stage[figure] == want[figure], f"{seed}: stage {stage['stage']}: {figure}"
+
+
+def random_model(rng):
+    rows = []
+    for unit in range(rng.randint(1, 10)):
+        name = rng.choice(("", f"unit{unit}", f"unit{unit}"))
+        for index in range(rng.randint(1, 5)):
+            shape = rng.choice(((0, 3), (1,), (rng.randint(1, 9),), (rng.randint(1, 40), 7),
+                                (rng.randint(1, 60), rng.randint(1, 60))))
+            rows.append((f"p{unit}.{index}", shape, name))
+    return rows
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_models(tmp_path, seed):
+    rng = random.Random(seed)
+    path = write_model(tmp_path / "m.tsv", random_model(rng))
+    options = {"bucket_bytes": 4 * rng.choice((1, rng.randint(1, 50), rng.randint(50, 3000))),
+               "align_bytes": rng.choice((4, 16, 64, 4096)),
+               "micro_steps": rng.choice((1, 1, 2, 5)),
+               "accumulate": rng.choice(("auto", "local", "shard")),
+               "gather": rng.choice(("private", "private", "mapped")),
+               "ring_slots": rng.choice((1, 3, 64))}
+    ranks = rng.choice((1, 2, 3, 4, 5, 7, 8, 64))
+    accumulate = [] if options["accumulate"] == "auto" else ["--accumulate", options["accumulate"]]
+    got = planned("--model", path, "--ranks", ranks, "--bucket", options["bucket_bytes"],
+                  "--align", options["align_bytes"], "--micro-steps", options["micro_steps"],
+                  "--gather", options["gather"], "--ring-slots", options["ring_slots"],
+                  *accumulate)
+    assert_equal_plans(plan.read_model(path), got, ranks, f"seed {seed}", **options)
+
+
+@pytest.mark.parametrize("name", ["gpt2-345m-1layer", "gpt2-345m", "neox-2.7b", "neox-65b-tp8",
+                                  "roberta-10b"])
+def test_known_models(tmp_path, name):
+    path = MODELS / f"{name}.tsv"
+    if name == "gpt2-345m-1layer":
+        path = write_model(tmp_path / "m.tsv", gpt2(1024, 50304, 1024))
+    elif not path.exists():
+        pytest.skip(f"{path} is not there")
+    parameters = plan.read_model(path)
+    for ranks, bucket in ((8, 100_000_000), (64, 2_000_000_000)):
+        got = planned("--model", path, "--ranks", ranks, "--bucket", bucket)
+        assert_equal_plans(parameters, got, ranks, name, bucket_bytes=bucket)
+
+
+def test_one_layer_of_gpt2_by_hand(tmp_path):
+    """51,380,224 + 1,048,576 + 12h² + 13h + 2h elements; h = 1024."""
+    path = write_model(tmp_path / "m.tsv", gpt2(1024, 50304, 1024))
+    psi = 50304 * 1024 + 1024 * 1024 + 12 * 1024 ** 2 + 15 * 1024
+    got = planned("--model", path, "--ranks", 8, "--nodes", 2)
+    assert got["params"] == psi == 65_158_144
+    one, three = got["stages"][1], got["stages"][3]
+    assert one["calls"] == dict(all_reduce=0, reduce_scatter=1, all_gather=1, broadcast=0,
+                                control=1)
+    assert one["ring_bytes"]["reduce_scatter"] == one["ring_bytes"]["all_gather"] == psi * 4 * 7 / 8
+    assert one["cross_node_bytes"]["reduce_scatter"] == psi * 4 / 2
+    assert three["payload_bytes"]["all_gather"] == 2 * psi * 4
+    assert three["memory_bytes"]["params"] == psi * 4 / 8
+    assert all(stage["memory_bytes"]["optimizer"] == 2 * psi * 4 / (8 if stage["stage"] else 1)
+               for stage in got["stages"])
+
+
+# ---- against a real run --------------------------------------------------------------------------
+
+WORLD, STEPS, RUN_BUCKET, RING_SLOTS = 3, 2, 4200, 3
+RUNS = [dict(stage=stage, micro_steps=steps, accumulate=accumulate, gather=gather)
+        for stage in range(4) for steps, accumulate in ((1, "auto"), (2, "local"), (2, "shard"))
+        for gather in (("private", "mapped") if stage == 3 else ("private",))]
+CODES = {"auto": 0, "local": 1, "shard": 2, "private": 0, "mapped": 1}
+
+
+def backward(job, rows, units, last):
+    for unit in reversed(range(len(units))):
+        job.wait(job.fetch(unit))
+        for param in reversed(units[unit]):
+            job.put(param, [1.0] * plan.parse_shape("x".join(map(str, rows[param][1]))),
+                    flags=0 if last else gw.ACCUMULATE)
+        job.release(unit)
+
+
+def one_step(job, rows, units, micro_steps):
+    for micro_step in range(micro_steps):
+        for unit in range(len(units)):
+            job.wait(job.fetch(unit))
+            job.release(unit)
+        last = micro_step == micro_steps - 1
+        backward(job, rows, units, last)
+        if not last:
+            job.micro_step_end()
+    job.step_end()
+    job.wait_step()
+    job.wait(job.update_begin())
+    job.update_commit()
+
+
+def one_run(rank, socket, id_path, rows, run):
+    """What a rank's counters say after some steps: per kind, and memory."""
+    job = gw.Job(rank, WORLD, id_path=id_path, socket=socket)
+    units = []
+    for number, (name, shape, unit) in enumerate(rows):
+        if number == 0 or rows[number - 1][2] != unit:
+            units.append([])
+        units[-1].append(job.param(name, plan.parse_shape("x".join(map(str, shape))), unit))
+    job.seal(stage=run["stage"], bucket_bytes=RUN_BUCKET, micro_steps=run["micro_steps"],
+             accumulate=CODES[run["accumulate"]], gather=CODES[run["gather"]],
+             ring_slots=RING_SLOTS)
+    for moment in ("exp_avg", "exp_avg_sq"):
+        job.array(moment)
+    for _ in range(STEPS):
+        one_step(job, rows, units, run["micro_steps"])
+    if run["stage"] in (1, 2):  # the last gathers are under way: wait for them
+        for unit in range(len(units)):
+            job.wait(job.fetch(unit))
+            job.release(unit)
+    stats = job.stats()
+    counters = {kind: {field: getattr(stats.kinds[i], field) for field, _ in gw.Counters._fields_}
+                for i, kind in enumerate(gw.KINDS)}
+    memory = dict(zip(gw.MEMORY, stats.memory_bytes))
+    job.close()
+    return counters, memory, stats.overflow_slots
+
+
+def all_runs(rank, socket, directory, rows):
+    return [one_run(rank, socket, os.path.join(directory, f"id{number}"), rows, run)
+            for number, run in enumerate(RUNS)]
+
+
+def moved_bytes(want, kind, run):
+    """What fabric.h says of reading and copying, from the independent figures."""
+    padded = want["payload_bytes"][kind] + want["padding_bytes"][kind]
+    if kind == "all_gather":
+        return {3: 0 if run["gather"] == "mapped" else padded}.get(
+            run["stage"], padded * (WORLD - 1) // WORLD)
+    return {"all_reduce": 2 * padded, "reduce_scatter": padded}.get(kind, 0)
+
+
+def check_run(run, result, stage, want):
+    counters, memory, overflow = result
+    for kind in gw.KINDS:
+        got = counters[kind]
+        for figure in ("calls", "payload_bytes", "ring_bytes"):
+            assert got[figure] == STEPS * stage[figure][kind], f"{run}: {kind}: {figure}"
+        if kind != "control":
+            assert got["moved_bytes"] == STEPS * moved_bytes(want, kind, run), f"{run}: {kind}"
+    largest = want["memory_bytes"]["buckets"] // RING_SLOTS
+    memory["buckets"] -= overflow * largest
+    assert memory == stage["memory_bytes"], f"{run}: {overflow} overflow slots"
+
+
+def test_a_real_run_counts_what_was_planned(daemon, tmp_path):
+    rows = gpt2(16, 67, 9)
+    path = write_model(tmp_path / "m.tsv", rows)
+    ranks = gw.run(WORLD, all_runs, str(daemon.socket), str(tmp_path), rows,
+                   timeout=240 * SLOWER)
+    for number, run in enumerate(RUNS):
+        accumulate = [] if run["accumulate"] == "auto" else ["--accumulate", run["accumulate"]]
+        got = planned("--model", path, "--ranks", WORLD, "--bucket", RUN_BUCKET, "--stage",
+                      run["stage"], "--micro-steps", run["micro_steps"], "--gather", run["gather"],
+                      "--ring-slots", RING_SLOTS, *accumulate)
+        want = plan.expected(plan.read_model(path), run["stage"], WORLD, RUN_BUCKET,
+                             micro_steps=run["micro_steps"], accumulate=run["accumulate"],
+                             gather=run["gather"], ring_slots=RING_SLOTS)
+        (stage,) = got["stages"]
+        for rank in range(WORLD):
+            check_run(run, ranks[rank][number], stage, want)
+
+
+# ---- what people see ---------------------------------------------------------------------------
+
+
+def test_text_shows_both_modes_estimates_and_units(model):
+    text = gwctl("--model", model, "--ranks", 4, "--nodes", 2, "--micro-steps", 2, *BUCKET,
+                 "--link", "25GB", "--link", "1e9").stdout
+    for words in ("stage 0     stage 1     stage 2     stage 3", "memory, accumulate local",
+                  "memory, accumulate shard", "estimate at 23.3 GiB/s", "cross-node", "padding",
+                  "Adam: two fp32 moments", "fetch units of stage 3", "embed", "ln_f"):
+        assert words in text, text
+    one = gwctl("--model", model, "--ranks", 4, *BUCKET, "--stage", 2).stdout
+    assert "stage 2" in one and "stage 1" not in one and "buckets of stage 2" in one
+
+
+def test_safetensors_headers_are_read(tmp_path):
+    header = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for name, shape, _ in gpt2(8, 33, 5, layers=2):
+        size = 4 * plan.parse_shape("x".join(map(str, shape)))
+        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [offset,
+                                                                                offset + size]}
+        offset += size
+    data = json.dumps(header).encode()
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(struct.pack("<Q", len(data)) + data + b"\0" * offset)
+    got = planned("--model", path, "--ranks", 2, *BUCKET)
+    assert got["params"] == offset // 4
+    text = gwctl("--model", path, "--ranks", 2, *BUCKET).stdout
+    assert "units are guessed" in text and "h.0" in text and "h.1" in text
+    path.write_bytes(struct.pack("<Q", 10 ** 6) + data)
+    assert "ends inside" in gwctl("--model", path, "--ranks", 2, code=EX_DATAERR).stderr
+
+
+def test_our_defaults_are_told(model):
+    defaults = {entry["key"]: entry["value"] for entry in
+                planned("--model", model, "--ranks", 2)["defaults"]}
+    assert defaults == {"bucket_bytes": 2_000_000_000, "micro_steps": 1, "accumulate": "auto",
+                        "gather": "private", "ring_slots": 3, "shard_align_bytes": 64}
+    told = planned("--model", model, "--ranks", 2, *BUCKET, "--accumulate", "local", "--gather",
+                   "private", "--micro-steps", 1, "--ring-slots", 3, "--align", 64)
+    assert told["defaults"] == [] and told["keys"] == []
+
+
+# ---- DeepSpeed -----------------------------------------------------------------------------------
+
+
+def test_deepspeed_keys_and_defaults_are_told(deepspeed):
+    done = deepspeed({"zero_optimization": {"stage": 2, "reduce_bucket_size": 1e3},
+                      "gradient_accumulation_steps": 3, "bf16": {"enabled": True}}, "--json")
+    got = json.loads(done.stdout)
+    assert set(got) == {"schema", "params", "ranks", "nodes", "stages", "keys", "defaults"}
+    keys = {entry["key"]: entry for entry in got["keys"]}
+    assert list(keys) == ["zero_optimization.stage", "zero_optimization.reduce_bucket_size",
+                          "gradient_accumulation_steps", "bf16.enabled"]
+    assert keys["zero_optimization.reduce_bucket_size"]["value"] == 1000
+    assert keys["zero_optimization.reduce_bucket_size"]["status"] == "mapped"
+    assert keys["bf16.enabled"]["status"] == "rejected"
+    assert "planned, not in this release" in keys["bf16.enabled"]["meaning"]
+    assert "1 key is rejected" in done.stderr
+    defaults = {entry["key"]: entry["value"] for entry in got["defaults"]}
+    assert defaults["gradient_clipping"] == 1.0
+    text = deepspeed({}).stdout
+    assert "gradient_clipping = 1.0" in text and "clips when the key is absent" in text
+
+
+def test_deepspeed_options_are_planned(deepspeed, model):
+    got = json.loads(deepspeed({"zero_optimization": {"reduce_bucket_size": 300},
+                                "gradient_accumulation_steps": 2}, "--json").stdout)
+    assert got["stages"] == planned("--model", model, "--ranks", 4, "--bucket", 1200,
+                                    "--micro-steps", 2)["stages"]
+
+
+def test_g02_old_examples_are_accepted(deepspeed):
+    done = deepspeed({"zero_optimization": {"stage": 1, "reduce_scatter": True,
+                                            "overlap_comm": True},
+                      "fp16": {"enabled": True, "initial_scale_power": 16}}, "--json")
+    one = json.loads(done.stdout)["stages"][1]
+    assert one["calls"]["reduce_scatter"] == one["calls"]["all_gather"] == 1
+    assert one["calls"]["all_reduce"] == 0
+
+
+def test_g04_auto_can_be_filled_in(deepspeed):
+    configuration = {"zero_optimization": {"reduce_bucket_size": "auto"},
+                     "gradient_accumulation_steps": "auto"}
+    done = deepspeed(configuration, code=EX_CONFIG)
+    assert done.stdout == "" and "zero_optimization.reduce_bucket_size, gradient_acc" in done.stderr
+    deepspeed(configuration, "--bucket", "4000", "--micro-steps", "2")
+
+
+@pytest.mark.parametrize("text, message", [
+    ("{\n // one\n}", "ds.json:2:2: "), ('{"a": 1,\n}', "ds.json:2:1: "),
+    ('{"zero_optimization": {"stage": "two"}}', "zero_optimization.stage is \"two\""),
+    ('{"zero_optimization": {"reduce_bucket_size": 0}}', "must not be 0"),
+    ('{"zero_optimization": {"zero_hpz_partition_size": 3}}', "does not divide 4 ranks"),
+    ('{"train_batch_size": 7}', "do not divide"),
+    ('{"gradient_accumulation_steps": 1025}', "at most 1024")])
+def test_bad_configurations_end_with_78(deepspeed, text, message):
+    done = deepspeed(text, code=EX_CONFIG)
+    assert message in done.stderr and done.stdout == ""
+
+
+# ---- bad use -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text, message", [
+    ("a\t3xfour\tu\n", ":1:5: "), ("a\t1\tu\na\t2\tu\n", ":2:1: name a was there before"),
+    ("a\t1\tu\nb\t1\tv\nc\t1\tu\n", ":3:1: unit u comes back"), ("", "no parameter"),
+    ("a\t99999999999999999999\tu\n", ":1:3: "), ("\033[2Jx\n", "u001b[2Jx")])
+def test_bad_lists_end_with_65(tmp_path, text, message):
+    path = tmp_path / "m.tsv"
+    path.write_text(text)
+    done = gwctl("--model", path, "--ranks", 2, code=EX_DATAERR)
+    assert message in done.stderr and done.stdout == "" and "\033" not in done.stderr
+
+
+@pytest.mark.parametrize("args", [
+    [], ["--ranks", "0"], ["--ranks", "2", "--nodes", "3"], ["--ranks", "x"],
+    ["--ranks", "2", "--stage", "4"], ["--ranks", "2", "--bucket", "0"],
+    ["--ranks", "2", "--bucket", "3"], ["--ranks", "2", "--align", "12"],
+    ["--ranks", "2", "--accumulate", "both"], ["--ranks", "2", "--no-such-option"],
+    ["--ranks", "2", "more"], ["--ranks"], ["--ranks", "2", "--ring-slots", "65"],
+    ["--ranks", "2", "--nodes", "2", "--gather", "mapped"],
+    ["--ranks", "2", "--deepspeed-version", "0.19.8"], ["--ranks", "2", "--link", "0"]])
+def test_wrong_use_ends_with_64(model, args):
+    done = gwctl("--model", model, *args, code=EX_USAGE)
+    assert done.stdout == "" and re.match(r"gwctl: .+", done.stderr)
+
+
+def test_unreadable_files_end_with_66(model, tmp_path):
+    assert "gone" in gwctl("--model", tmp_path / "gone", "--ranks", 2, code=EX_NOINPUT).stderr
+    gwctl("--model", tmp_path, "--ranks", 2, code=EX_NOINPUT)
+    gwctl("--model", model, "--ranks", 2, "--deepspeed", tmp_path / "gone", code=EX_NOINPUT)
+
+
+def test_help_and_json_before_the_command(model):
+    assert "--deepspeed FILE" in gwctl("--help").stdout
+    done = subprocess.run([str(GWCTL), "--json", "plan", "--model", str(model), "--ranks", "2"],
+                          capture_output=True, text=True, timeout=60 * SLOWER, check=True)
+    assert json.loads(done.stdout)["ranks"] == 2
