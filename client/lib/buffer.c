@@ -9,6 +9,7 @@
 #include "client/lib/collective.h"
 #include "client/lib/err.h"
 
+/* The list is checked here, where it was made: a wrong one would end the job at the engine. */
 int gw_group_new(gw_job *job, const uint32_t *ranks, uint32_t count, int64_t timeout_ns,
                  uint32_t *ret_group)
 {
@@ -66,6 +67,7 @@ static int take_buffer(const struct reply *reply, size_t size_bytes, struct gw_b
     return map_new(reply->fds[0], size_bytes, PROT_READ | PROT_WRITE, "buffer", &buffer->map);
 }
 
+/* Size 0 would be a mapping that does not exist; the engine refuses it as well. */
 int gw_buffer_new(gw_job *job, size_t size_bytes, gw_buffer **ret_buffer)
 {
     struct gw_buffer *buffer;
@@ -116,6 +118,7 @@ static uint64_t user_of(const gw_job *job, uint32_t id)
     return 0;
 }
 
+/* Lock held. */
 static void unlink_buffer(gw_job *job, const struct gw_buffer *buffer)
 {
     for (struct gw_buffer **at = &job->buffers; *at; at = &(*at)->next) {
@@ -182,6 +185,7 @@ int gw_buffer_free(gw_job *job, gw_buffer *buffer)
     return job_failure(job) < 0 ? 0 : tell_free(job, id);
 }
 
+/* No lock: id, size and mapping of a buffer never change. */
 void *gw_buffer_data(gw_buffer *buffer)
 {
     if (!buffer || atomic_load(&buffer->job->guard.forked))

@@ -65,6 +65,7 @@ void channel_die(struct channel *channel, int code, const char *text)
     pthread_cond_broadcast(&channel->cond);
 }
 
+/* Before WELCOME the other side is gradwired, and no job is lost yet. */
 void channel_lost(struct channel *channel)
 {
     char text[sizeof(channel->dead_text)];
@@ -114,6 +115,7 @@ int channel_push_pending(struct channel *channel)
     return 0;
 }
 
+/* Copies the packet in channel->out behind those that wait already. */
 static int keep(struct channel *channel, size_t bytes)
 {
     struct packet *packet = malloc(sizeof(*packet) + bytes);
@@ -132,6 +134,8 @@ static int keep(struct channel *channel, size_t bytes)
     return 0;
 }
 
+/* Pending packets go first, so order is kept; a packet is kept only while older ones are, or the
+ * socket is full. The bound is checked before encoding: a refused call has done nothing. */
 int channel_put(struct channel *channel, const struct wire_msg *msg)
 {
     size_t bytes = 0;
@@ -159,6 +163,7 @@ int channel_put(struct channel *channel, const struct wire_msg *msg)
     return keep(channel, bytes);
 }
 
+/* The batch stays as it is if it cannot go out now. */
 int channel_put_batch(struct channel *channel)
 {
     struct wire_msg msg;
@@ -207,6 +212,7 @@ int channel_ready(struct channel *channel, const struct wire_ready_entry *entry,
     return r;
 }
 
+/* Waiters call it between naps: what they wait for may be pending here. */
 bool channel_flush(struct channel *channel)
 {
     bool empty;

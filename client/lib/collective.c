@@ -20,6 +20,7 @@ struct call {
     uint32_t root; /* a rank of the job */
 };
 
+/* Without overflow: offset and count are the caller's. */
 static int check_slice(const gw_job *job, const struct gw_slice *slice, uint64_t count,
                        const char *what)
 {
@@ -80,6 +81,7 @@ static int find_member(const gw_job *job, uint32_t group, uint32_t rank, uint32_
     return err_set(GW_E_INVALID, "rank %u is not in group %u", rank, group);
 }
 
+/* Everything the engine would end the job for is refused to this caller alone. */
 static int check_call(const gw_job *job, struct call *call, const struct gw_op_options *options,
                       struct gw_token *ret_token)
 {
@@ -114,6 +116,7 @@ static int check_call(const gw_job *job, struct call *call, const struct gw_op_o
     return r;
 }
 
+/* Fields that mean nothing for a kind stay 0, so that they cannot differ between ranks. */
 static void fill(struct wire_op *op, const struct call *call, const struct gw_op_options *options)
 {
     op->kind = call->kind;
@@ -154,6 +157,7 @@ static int send_op(gw_job *job, struct wire_msg *msg)
     return 0;
 }
 
+/* Check, number and send in one hold of the lock. */
 static int submit(gw_job *job, struct call *call, const struct gw_op_options *options,
                   struct gw_token *ret_token)
 {

@@ -19,6 +19,7 @@
 
 #define DEFAULT_SOCKET "/run/gradwire/gradwired.sock"
 
+/* secure_getenv: a set-user-id program takes no socket from its caller. */
 int connect_path(gw_job *job, const char *option)
 {
     const char *path = option;
@@ -39,6 +40,7 @@ int connect_path(gw_job *job, const char *option)
     return 0;
 }
 
+/* One line that names the socket and what to do; it is all that most users ever see of us. */
 static int refused(const gw_job *job, int error)
 {
     if (error == EACCES || error == EPERM)
@@ -75,6 +77,7 @@ static int socket_new(gw_job *job)
     return r;
 }
 
+/* A connect to a Unix socket never waits: it succeeds, fails, or finds the queue full. */
 static int open_socket(gw_job *job, int64_t deadline)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
@@ -102,6 +105,7 @@ static int open_socket(gw_job *job, int64_t deadline)
     return 0;
 }
 
+/* Magic and version first: a page of another release must not be read as ours. */
 static int map_page(int fd, uint32_t kind, uint64_t bytes, uint32_t used_bytes, int prot,
                     const char *what, struct map *ret_map)
 {
@@ -128,6 +132,7 @@ static int map_page(int fd, uint32_t kind, uint64_t bytes, uint32_t used_bytes, 
     return 0;
 }
 
+/* Client page, engine page, doorbell: proto/WIRE.md has the order. */
 static int take_welcome(gw_job *job, struct reply *reply)
 {
     int r;

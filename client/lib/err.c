@@ -28,6 +28,7 @@ int err_set(int code, const char *format, ...)
     return code;
 }
 
+/* For callers that know what was tried, after the one that knows what went wrong. */
 int err_prefix(int code, const char *format, ...)
 {
     char prefix[256];

@@ -45,6 +45,7 @@ static int make_set(gw_job *job, int event, int *ret_epoll)
     return 0;
 }
 
+/* The engine makes it, so that clients never send descriptors. */
 static int get_event(gw_job *job, int *ret_event)
 {
     struct reply reply = {0};
@@ -68,6 +69,7 @@ static int get_event(gw_job *job, int *ret_event)
     return r;
 }
 
+/* Made at the first call; two threads may both make one, and one of them is dropped. */
 int gw_job_event_fd(gw_job *job, int *ret_fd)
 {
     int event = -1, epoll = -1;

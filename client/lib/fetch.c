@@ -34,6 +34,8 @@ static int send_unit(gw_job *job, uint16_t type, uint32_t unit)
     return channel_send(&job->channel, &msg);
 }
 
+/* Message and count change together under the lock, so that the n-th FETCH on the socket is the
+ * token with value n. */
 int gw_fetch(gw_job *job, uint32_t unit, struct gw_token *ret_token)
 {
     struct zero *zero = NULL;
@@ -69,6 +71,7 @@ static uint64_t slot_offset(const struct gw_shm_slot *slot, uint64_t *ret_value)
     return offset;
 }
 
+/* In order behind the fetch it ends: the engine counts alike. */
 int gw_release(gw_job *job, uint32_t unit)
 {
     struct zero *zero = NULL;
@@ -119,6 +122,7 @@ static int locate(const gw_job *job, const struct zero *zero, uint32_t param,
     return 0;
 }
 
+/* The only way to a view, which is why guard mode opens its pages here. */
 int gw_param_ptr(gw_job *job, uint32_t param, const float **ret_values)
 {
     static const float nothing;

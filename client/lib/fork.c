@@ -25,6 +25,8 @@ void fork_unlock(void)
     pthread_mutex_unlock(&lock);
 }
 
+/* Only close() and stores: the child may have been forked inside any function of any library. The
+ * heap of the handles stays; it is the child's own copy. */
 static void child(void)
 {
     for (struct fork_state *state = states; state; state = state->next) {
@@ -72,6 +74,7 @@ void fork_unregister(struct fork_state *state)
     fork_unlock();
 }
 
+/* Linear: a handful of entries, and the place must be found without allocating. */
 int fork_fd_add(struct fork_state *state, int fd)
 {
     for (size_t i = 0; i < FORK_FDS; i++) {

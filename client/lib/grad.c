@@ -20,6 +20,7 @@ struct target {
     const struct gw_layout_piece *layout;
 };
 
+/* The words of the ledger's refusals: which parameter, when, and what to do. Lock held. */
 static int refuse(const struct zero *zero, const struct target *t, enum ledger_refusal refusal)
 {
     const char *name = zero_param_name(zero, t->param);
@@ -64,6 +65,7 @@ static int refuse(const struct zero *zero, const struct target *t, enum ledger_r
     return err_set(GW_E_INTERNAL, "unknown refusal %d", (int)refusal);
 }
 
+/* Checks the call's numbers and turns them into the layout's piece. */
 static int find(gw_job *job, uint32_t param, uint32_t piece, struct zero **ret_zero,
                 struct target *ret_target)
 {
@@ -185,6 +187,8 @@ static int wait_slot_free(gw_job *job, struct zero *zero, uint32_t bucket, int64
     return r;
 }
 
+/* The bucket's slot: the one it has, a free one, or one that the engine frees or grants. Lock held
+ * on entry and return, not while waiting. */
 static int take_slot(gw_job *job, struct zero *zero, uint32_t bucket, int64_t deadline,
                      bool *ret_waited)
 {
@@ -280,6 +284,7 @@ static float *memory_of(const struct zero *zero, const struct target *t)
     return base ? (float *)(void *)base + t->layout->bucket_offset : NULL;
 }
 
+/* Before any wait: a refusal must not take the deadline to come. */
 static int check_acquire(gw_job *job, const struct zero *zero, const struct target *t)
 {
     int r;
@@ -290,6 +295,7 @@ static int check_acquire(gw_job *job, const struct zero *zero, const struct targ
     return r;
 }
 
+/* Checked once more after the wait: another thread may have declared the piece meanwhile. */
 static int acquire(gw_job *job, struct zero *zero, const struct target *t, int64_t deadline,
                    float **ret_values)
 {
@@ -331,6 +337,7 @@ int gw_grad_acquire_sync(gw_job *job, uint32_t param, uint32_t piece, int64_t ti
     return r;
 }
 
+/* Other timelines than the caller's own are the engine's words: it would wait for itself. */
 static int fill_tokens(const gw_job *job, struct wire_ready_entry *entry,
                        const struct gw_token *tokens, size_t count)
 {
@@ -368,6 +375,7 @@ static int declare(gw_job *job, struct zero *zero, const struct target *t,
     return 0;
 }
 
+/* One message at most, and most often none: the batch goes when its bucket is complete. */
 int gw_grad_ready(gw_job *job, uint32_t param, uint32_t piece, uint32_t flags,
                   const struct gw_token *tokens, size_t token_count)
 {

@@ -29,6 +29,7 @@ void guard_bucket(const gw_job *job, const struct zero *zero, uint32_t bucket, u
         set(&zero->overflow[slot - zero->options.ring_slots], 0, bytes, open, prot);
 }
 
+/* A unit's place in the pool may be another one at each fetch: the caller has the slot's offset. */
 void guard_unit(const gw_job *job, const struct zero *zero, uint32_t unit, uint64_t pool_offset,
                 bool open)
 {
@@ -52,6 +53,7 @@ void guard_update(const gw_job *job, const struct zero *zero, bool open)
         mprotect(zero->params.base, zero->params.bytes, open ? PROT_READ | PROT_WRITE : PROT_READ);
 }
 
+/* Before the first step nothing may be touched but what a call hands out. */
 void guard_start(const gw_job *job, const struct zero *zero)
 {
     if (!job->debug_guard)

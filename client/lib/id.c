@@ -54,6 +54,8 @@ static int publish(const struct gw_job_id *id, const char *temporary, const char
     return error;
 }
 
+/* The temporary name is this process's and call's own, beside the target: link needs one file
+ * system. */
 int gw_job_id_save(const struct gw_job_id *id, const char *path)
 {
     static atomic_uint calls;
@@ -78,6 +80,7 @@ int gw_job_id_save(const struct gw_job_id *id, const char *path)
     return 0;
 }
 
+/* On the descriptor, not the path: what is checked is what is read. */
 static int check_file(int fd, const char *path)
 {
     struct stat stat;

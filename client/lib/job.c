@@ -25,6 +25,7 @@
 #define OP_DEFAULT_NS (1800 * CLOCK_SECOND)
 #define LEAVE_NS (1 * CLOCK_SECOND) /* for the last message when the socket is full */
 
+/* Relaxed: the flag is set in a new process before any call of it can run. */
 int job_enter(const gw_job *job)
 {
     if (!job)
@@ -36,6 +37,8 @@ int job_enter(const gw_job *job)
     return 0;
 }
 
+/* The page's text is the engine's reason, told to every rank alike; the channel's is only that the
+ * connection has ended. So the page goes first. */
 int job_failure(gw_job *job)
 {
     char text[GW_TEXT_MAX + 1];
@@ -79,6 +82,7 @@ bool job_cond_wait(gw_job *job, int64_t deadline)
     return pthread_cond_timedwait(&job->cond, &job->lock, &until) != ETIMEDOUT;
 }
 
+/* An ordinary build has no such switch: a stray variable must not cost somebody's gradients. */
 static uint32_t edges_from_environment(void)
 {
     uint32_t edges = 0;
@@ -95,6 +99,7 @@ static uint32_t edges_from_environment(void)
     return edges;
 }
 
+/* A handle that gw_job_close takes, whatever else comes to pass. */
 static int job_new(gw_job **ret_job)
 {
     gw_job *job = calloc(1, sizeof(*job));
@@ -171,6 +176,8 @@ gw_job *gw_job_close(gw_job *job)
     return NULL;
 }
 
+/* What only this process can know to be wrong is refused before a daemon is asked; defaults are
+ * filled in, so that the engine sees the caller's numbers and no rule is kept twice. */
 static int check_options(struct gw_job_options *o)
 {
     if (o->world == 0 || o->world > GW_RANKS_MAX)
@@ -197,6 +204,7 @@ static void tag_of(const struct gw_job_id *id, uint8_t ret_tag[GW_TAG_BYTES])
     crypto_generichash_blake2b(ret_tag, GW_TAG_BYTES, id->bytes, id->size_bytes, NULL, 0);
 }
 
+/* From here on texts name the job by its tag, never by its id. */
 static int take_joined(gw_job *job, const struct wire_msg *msg)
 {
     uint8_t tag[GW_TAG_BYTES];
@@ -230,6 +238,8 @@ static void create_message(const struct gw_job_options *o, struct wire_msg *msg)
              o->name && o->name[0] ? o->name : program_invocation_short_name);
 }
 
+/* Both ways into a job: the same handshake, then one request that differs. The message holds the
+ * job's secret, so it is wiped. */
 static int start(const struct gw_job_options *options, const struct gw_job_id *id, gw_job **ret_job)
 {
     struct gw_job_options o;

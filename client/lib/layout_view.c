@@ -13,6 +13,7 @@
 
 #define NUMEL_MAX (UINT64_MAX / 64) /* keeps every sum and byte count below 2^64 */
 
+/* Division, not multiplication: count is not to be trusted yet. */
 static bool array_fits(const struct gw_layout_page *page, uint64_t at, uint64_t count,
                        uint64_t item_bytes, uint64_t align)
 {
@@ -48,12 +49,14 @@ static bool run_fits(uint32_t first, uint32_t count, uint32_t total)
     return first <= total && count <= total - first;
 }
 
+/* Texts are used as C strings. */
 static bool name_fits(const struct layout_view *v, uint32_t at, uint32_t bytes)
 {
     return at < v->page->names_bytes && bytes < v->page->names_bytes - at &&
            v->names[at + bytes] == 0 && !memchr(v->names + at, 0, bytes);
 }
 
+/* Consecutive, without gaps, in flat order: then no two overlap. */
 static const char *check_buckets(const struct layout_view *v)
 {
     uint64_t offset = 0;
@@ -99,6 +102,8 @@ static const char *check_pieces(const struct layout_view *v)
     return NULL;
 }
 
+/* Its pieces, one after the other, are exactly its flat range: the view of a parameter is one
+ * contiguous array. */
 static const char *check_param(const struct layout_view *v, uint32_t index)
 {
     const struct gw_layout_param *param = &v->params[index];
@@ -140,6 +145,7 @@ static const char *check_params(const struct layout_view *v)
     return numel == v->page->numel ? NULL : "the sum of parameters";
 }
 
+/* Both lists are runs that cover what they are runs of. */
 static const char *check_units(const struct layout_view *v)
 {
     uint32_t params = 0, units = 0;

@@ -68,6 +68,8 @@ enum ledger_refusal ledger_check_acquire(const struct ledger *ledger, uint32_t p
     return p->final ? LEDGER_WAS_FINAL : LEDGER_OK;
 }
 
+/* Checks come before the message is sent, changes after: a message that cannot be sent (GW_E_AGAIN)
+ * leaves the account as it was. The engine would end the job for what is refused here. */
 enum ledger_refusal ledger_check_ready(const struct ledger *ledger, uint32_t piece, uint32_t flags)
 {
     const struct ledger_piece *p = &ledger->pieces[piece];
@@ -117,6 +119,8 @@ bool ledger_completes(const struct ledger *ledger, uint32_t piece)
     return ledger->buckets[ledger->layout_pieces[piece].bucket].outstanding == 1;
 }
 
+/* finals count at once, but the bucket's contribution of this micro-step is due all the same; they
+ * matter when the next one opens. */
 bool ledger_ready(struct ledger *ledger, uint32_t piece, uint32_t flags)
 {
     struct ledger_piece *p = &ledger->pieces[piece];
@@ -136,6 +140,7 @@ bool ledger_ready(struct ledger *ledger, uint32_t piece, uint32_t flags)
     return true;
 }
 
+/* What was acquired and never declared is void: its memory may be another bucket's from now on. */
 static void close_all(struct ledger *ledger)
 {
     for (uint32_t b = 0; b < ledger->bucket_count; b++) {
@@ -169,6 +174,7 @@ void ledger_step_end(struct ledger *ledger)
     }
 }
 
+/* `until` is the contribution that lay in the slot; the word counts the consumed ones. */
 static bool slot_free(const struct ledger_slot *slot, const struct gw_shm_slot *words,
                       bool ignore_words)
 {
@@ -189,6 +195,7 @@ void ledger_slot_give(struct ledger *ledger, uint32_t bucket, uint32_t slot)
     b->slot = slot;
 }
 
+/* The lowest free slot: a ring that is larger than needed stays untouched at its end. */
 bool ledger_slot_take(struct ledger *ledger, uint32_t bucket, const struct gw_shm_slot *words,
                       bool ignore_words)
 {

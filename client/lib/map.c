@@ -29,6 +29,7 @@ static int check(int fd, uint64_t bytes, const char *what)
     return 0;
 }
 
+/* Not more than promised is mapped, whatever the file's size. */
 int map_new(int fd, uint64_t bytes, int prot, const char *what, struct map *ret_map)
 {
     void *base;

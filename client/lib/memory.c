@@ -73,6 +73,7 @@ static int get_pool(gw_job *job, struct zero *zero, int64_t deadline)
     return r;
 }
 
+/* One copy of the parameters for all local ranks, which is its own gather. */
 static bool mapped(const struct zero *zero)
 {
     return zero->options.stage == 3 && zero->options.gather == GW_GATHER_MAPPED;
@@ -118,12 +119,15 @@ static void fill_spans(const gw_job *job, struct zero *zero)
     zero->shard_numel = shard;
 }
 
+/* Buckets are padded to a multiple of the world, so slices are equal. */
 static uint64_t shard_numel(const gw_job *job, const struct zero *zero)
 {
     return zero->options.stage == 0 ? zero->page->padded_numel
                                     : zero->page->padded_numel / job->world;
 }
 
+/* The view is a mapping of its own even of memory that is ours to write: a stray store through a
+ * fetched pointer faults, as it would in a pool. */
 static int get_params(gw_job *job, struct zero *zero, int64_t deadline)
 {
     uint64_t full = zero->page->padded_numel * sizeof(float);
@@ -162,6 +166,7 @@ static int get_gradients(gw_job *job, struct zero *zero, int64_t deadline)
     return r;
 }
 
+/* Repeatable: what is mapped already is kept, so a seal that timed out goes on from there. */
 int memory_map(gw_job *job, struct zero *zero, int64_t deadline)
 {
     int r;
@@ -176,6 +181,7 @@ int memory_map(gw_job *job, struct zero *zero, int64_t deadline)
     return 0;
 }
 
+/* Fixed by the seal; the array lives as long as the job. */
 int gw_shard_spans(gw_job *job, const struct gw_span **ret_spans, uint32_t *ret_count)
 {
     struct zero *zero = NULL;

@@ -77,6 +77,7 @@ static void staging_unlock(gw_job *job, struct zero *zero)
     pthread_mutex_unlock(&job->lock);
 }
 
+/* The request is the barrier: the engine copies between our two accesses of the staging memory. */
 static int move_chunk(gw_job *job, struct zero *zero, const struct transfer *t, uint64_t done,
                       uint64_t count, int64_t deadline)
 {
@@ -97,6 +98,7 @@ static int move_chunk(gw_job *job, struct zero *zero, const struct transfer *t, 
     return r;
 }
 
+/* The job's state is checked once, at the start: the engine checks each chunk. */
 static int transfer(gw_job *job, const struct transfer *t, int64_t timeout_ns)
 {
     int64_t deadline = clock_deadline(timeout_ns);

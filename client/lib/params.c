@@ -18,6 +18,8 @@ void params_free(struct params *params)
     free(params);
 }
 
+/* The engine checks names too; here the caller learns of a bad one at the call that gave it, and a
+ * page of parameters (seal.c) is known to fit into a frame. */
 static int check_name(const char *name, const char *what, size_t min)
 {
     size_t bytes = name ? strlen(name) : 0;
@@ -56,6 +58,8 @@ static int grow(gw_job *job)
     return 0;
 }
 
+/* Nothing is sent before gw_seal: so adding never blocks, and a list of any length is one agreement
+ * of all ranks. */
 int gw_param_add(gw_job *job, const char *name, uint64_t numel, const char *unit,
                  uint32_t *ret_param)
 {
@@ -86,6 +90,7 @@ int gw_param_add(gw_job *job, const char *name, uint64_t numel, const char *unit
     return r;
 }
 
+/* How calls of the ZeRO layer begin. `zero` is published once, whole, by gw_seal. */
 int zero_enter(gw_job *job, struct zero **ret_zero)
 {
     int r = job_check(job);
@@ -122,6 +127,7 @@ int zero_param_check(const struct zero *zero, uint32_t param)
     return 0;
 }
 
+/* The calls below read our checked copy of the layout page: no lock, no message. */
 int gw_layout(gw_job *job, struct gw_layout_info *ret_info)
 {
     struct zero *zero = NULL;

@@ -36,6 +36,7 @@ void reply_free(struct channel *channel, struct reply *reply)
     *reply = (struct reply){0};
 }
 
+/* A request is on the list from before it is sent until its caller has taken the outcome. */
 static void request_free(struct channel *channel, struct request *request)
 {
     for (struct request **at = &channel->requests; *at; at = &(*at)->next) {
@@ -207,6 +208,7 @@ static int await(struct channel *channel, const struct request *request, int64_t
     return 0;
 }
 
+/* Of the body alone: the header has the request's number. */
 static uint64_t digest_of(const struct channel *channel, size_t bytes)
 {
     return hash_add(HASH_START, channel->out + GW_FRAME_HEADER, bytes - GW_FRAME_HEADER);
@@ -232,6 +234,7 @@ static int put_request(struct channel *channel, const struct wire_msg *msg, int6
     }
 }
 
+/* At most one of a type, but for calls that never ask again. */
 static struct request *parked(struct channel *channel, uint16_t type)
 {
     struct request *request = channel->requests;
@@ -302,6 +305,7 @@ static int finish(struct channel *channel, const struct request *request, uint16
     return 0;
 }
 
+/* Lock held. *ret_request is answered, and still on the list. */
 static int request_once(struct channel *channel, struct wire_msg *msg, enum channel_park park,
                         int64_t deadline, struct request **ret_request)
 {
@@ -327,6 +331,7 @@ static int request_once(struct channel *channel, struct wire_msg *msg, enum chan
     return r;
 }
 
+/* The outcome is judged without the lock: only this caller has the reply now. */
 int channel_request(struct channel *channel, struct wire_msg *msg, uint16_t expect,
                     enum channel_park park, int64_t deadline, struct reply *ret_reply)
 {

@@ -19,6 +19,7 @@
 #define ENTRY_BYTES 40u                       /* of an entry beside its names, at most */
 #define RING_SLOTS_DEFAULT 3u
 
+/* Also for one that is half built. */
 struct zero *zero_free(struct zero *zero)
 {
     struct zero_array *next;
@@ -108,6 +109,7 @@ static int check_layout(const gw_job *job, const struct zero *zero)
     return 0;
 }
 
+/* The engine only ever adds to a board's tail, so a longer one is fine. */
 static int map_board(struct zero *zero, int fd, uint64_t bytes)
 {
     uint64_t slots = (uint64_t)zero->page->buckets + zero->page->units;
@@ -159,6 +161,7 @@ static int start_state(const gw_job *job, struct zero *zero, uint64_t steps)
     return 0;
 }
 
+/* Only what the client itself needs; the engine fills in the rest and is who checks them. */
 static void fill_defaults(struct wire_seal *options)
 {
     if (options->accumulate == GW_ACCUMULATE_AUTO)
@@ -167,6 +170,7 @@ static void fill_defaults(struct wire_seal *options)
     options->micro_steps = options->micro_steps ? options->micro_steps : 1;
 }
 
+/* In this order: nothing of the page is used before its hash and its check. */
 int zero_new(gw_job *job, const struct wire_seal *options, struct reply *reply,
              struct zero **ret_zero)
 {
@@ -271,6 +275,7 @@ static int take_options(const struct gw_zero_options *given, struct wire_seal *r
     return 0;
 }
 
+/* Each page is answered before the next is sent, so the engine never holds more than one. */
 static int ask(gw_job *job, const struct wire_seal *seal, int64_t deadline)
 {
     struct params *params = job->params;
@@ -292,6 +297,7 @@ static int ask(gw_job *job, const struct wire_seal *seal, int64_t deadline)
     return r;
 }
 
+/* The list is frozen for good: a part of it may have reached the engine. */
 static int begin(gw_job *job)
 {
     int r = 0;

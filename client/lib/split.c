@@ -42,6 +42,7 @@ static size_t relevant(uint64_t w0, struct wait_op *ops, size_t count)
     return kept;
 }
 
+/* wait_split's parts add up to end - start exactly, so nothing is lost or counted twice. */
 static void add_part(struct split *split, uint64_t start, uint64_t end, const struct wait_op *ops,
                      size_t count)
 {
@@ -82,6 +83,7 @@ static void resolve_deferred(struct split *split, const struct wait_op *ops, siz
     split->deferred_count = 0;
 }
 
+/* Deferred waits began earlier: ops are kept by the earliest start. */
 void split_add(struct split *split, int64_t w0, int64_t w1, struct wait_op *ops, size_t count)
 {
     uint64_t first = (uint64_t)w0;

@@ -22,6 +22,7 @@ static void fill_engine(struct gw_stats *stats, const struct wire_msg *msg)
     stats->comm_alone_ns = msg->u.stats.comm_alone_ns;
 }
 
+/* The engine counts what moves, this side what waits: nobody else can see either. */
 int gw_stats_sync(gw_job *job, int64_t timeout_ns, struct gw_stats *ret_stats)
 {
     struct gw_stats stats = {0};

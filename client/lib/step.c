@@ -35,6 +35,7 @@ static void guard_all(const gw_job *job, const struct zero *zero)
     }
 }
 
+/* Contributions still open are closed here and at the engine alike, by the same rule. */
 int gw_micro_step_end(gw_job *job)
 {
     struct zero *zero = NULL;
@@ -81,6 +82,7 @@ static int check_end(const struct zero *zero)
     return 0;
 }
 
+/* The token's value is the step's number, which all ranks count alike. */
 int gw_step_end(gw_job *job, struct gw_token *ret_token)
 {
     struct zero *zero = NULL;
@@ -158,6 +160,7 @@ static int copy_verdict(const struct zero *zero, uint64_t step, bool any,
                    (unsigned long long)verdict->step);
 }
 
+/* Under the lock, so that verdict and used bits of two threads do not mix. */
 static int take_verdict(gw_job *job, struct zero *zero, uint64_t step, bool any,
                         struct gw_verdict *ret_verdict)
 {
@@ -227,6 +230,7 @@ int gw_wait_step(gw_job *job, int64_t timeout_ns, struct gw_verdict *ret_verdict
     return take_verdict(job, zero, token.value, false, ret_verdict);
 }
 
+/* From the copy that was taken with the verdict: the board may be at a later step. */
 int gw_param_used(gw_job *job, uint32_t param)
 {
     struct zero *zero = NULL;
@@ -287,6 +291,7 @@ int gw_update_begin(gw_job *job, struct gw_token *ret_token)
     return r;
 }
 
+/* The word is read again: a commit before it would publish what nobody may have stopped reading. */
 int gw_update_commit(gw_job *job)
 {
     struct zero *zero = NULL;

@@ -16,6 +16,7 @@
 #define SLICE_PENDING_NS (1 * CLOCK_MS) /* messages wait for room in the socket */
 #define SLICE_OWN_NS (5 * CLOCK_MS)     /* own timelines do not move the wake word */
 
+/* Boards exist from the seal on. Indices come from callers: checked at every use. */
 static const struct gw_shm_slot *board_slot(const gw_job *job, uint32_t class, uint32_t index)
 {
     const struct zero *zero = atomic_load_explicit(&job->zero, memory_order_acquire);
@@ -61,6 +62,7 @@ int wait_slot(const gw_job *job, struct gw_token token, const struct gw_shm_slot
     return 0;
 }
 
+/* Acquire: what the engine stored before it raised the word is seen after it. */
 uint64_t wait_word(const gw_job *job, struct gw_token token)
 {
     uint32_t class = GW_TIMELINE_CLASS(token.timeline);
@@ -81,6 +83,7 @@ bool wait_reached(const gw_job *job, struct gw_token token)
     return token.timeline == 0 || wait_word(job, token) >= token.value;
 }
 
+/* Stops at the first token that decides. */
 static bool reached(const gw_job *job, const struct gw_token *tokens, size_t count, bool any,
                     size_t *ret_index)
 {
@@ -97,6 +100,7 @@ static bool reached(const gw_job *job, const struct gw_token *tokens, size_t cou
     return !any;
 }
 
+/* How long a nap may be: something must be done after it even if nobody wakes us. */
 static int64_t slice_for(const struct gw_token *tokens, size_t count, bool pending)
 {
     if (pending)
@@ -173,6 +177,7 @@ struct wait_op wait_stamps(const struct gw_shm_slot *slot, uint64_t value)
     return op;
 }
 
+/* Stamps are read at once: a slot's next op would overwrite them. */
 void wait_record(gw_job *job, const struct gw_token *tokens, size_t count, struct wait_time time)
 {
     struct wait_op *ops;
@@ -217,6 +222,8 @@ static void open_window(gw_job *job, const struct gw_token *tokens, size_t count
     }
 }
 
+/* All tokens are checked before the first is waited for: a bad one is the caller's error, also
+ * when the others would take an hour. */
 static int wait_public(gw_job *job, const struct gw_token *tokens, size_t count, bool any,
                        int64_t timeout_ns, size_t *ret_index)
 {
@@ -273,6 +280,7 @@ int gw_wait_all(gw_job *job, const struct gw_token *tokens, size_t count, int64_
     return wait_public(job, tokens, count, false, timeout_ns, &index);
 }
 
+/* Looks after the socket only when the answer is not yes. */
 int gw_test(gw_job *job, struct gw_token token)
 {
     const struct gw_shm_slot *slot;
