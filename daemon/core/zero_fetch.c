@@ -199,11 +199,14 @@ static uint64_t replica_gather(const struct zero *z, uint32_t rank, uint32_t uni
 
 static int serve(struct zero *z, uint32_t rank, const struct zero_late *what)
 {
-    bool planned = z->memory.stage == 3 && layout_units(z->layout)[what->unit].buckets > 0;
+    bool planned;
 
-    if (what->type == WIRE_STEP_END) {
+    if (what->type == WIRE_STEP_END) { /* of no unit: there may be none at all */
         prefetch_step_end(z->ranks[rank].plan);
-    } else if (what->type == WIRE_FETCH && !planned) {
+        return 0;
+    }
+    planned = z->memory.stage == 3 && layout_units(z->layout)[what->unit].buckets > 0;
+    if (what->type == WIRE_FETCH && !planned) {
         ops_signal(z, served(z, rank, what->unit, 0),
                    z->memory.stage == 3 ? 0 : replica_gather(z, rank, what->unit));
     } else if (what->type == WIRE_FETCH) {

@@ -252,6 +252,23 @@ static void releases_and_ends_that_do_not_fit(void **state)
     }
 }
 
+/* A job without parameters has no unit that a step's end could be taken for (ASan looks). */
+static void steps_without_units_end(void **state)
+{
+    (void)state;
+    for (uint32_t stage = 0; stage < 4; stage++) {
+        struct fx *fx = fx_new(stage, 2, 4, 1);
+
+        fx_open_layout(fx, NULL, 0, 0);
+        for (uint32_t i = 0; i < 2; i++) {
+            fx_all(fx, WIRE_STEP_END);
+            fx_all_done(fx);
+        }
+        assert_int_equal(fx_unit(fx, 0, WIRE_FETCH, 0), GW_E_INVALID);
+        fx_free(fx);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -265,6 +282,7 @@ int main(void)
         cmocka_unit_test(early_fetches_are_served_in_order),
         cmocka_unit_test(the_budget_fault_names_unit_and_sizes),
         cmocka_unit_test(releases_and_ends_that_do_not_fit),
+        cmocka_unit_test(steps_without_units_end),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
