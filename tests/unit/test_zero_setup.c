@@ -84,6 +84,22 @@ static void arenas_of_all_stages_and_modes(void **state)
     }
 }
 
+/* A budget of "all there is" is a pool that cannot be made, never a small one. */
+static void a_gather_budget_past_the_end_is_no_small_pool(void **state)
+{
+    static const uint64_t budgets[] = {UINT64_MAX, UINT64_MAX - 31};
+
+    (void)state;
+    for (size_t i = 0; i < 2; i++) {
+        struct fx *fx = fx_new(3, 2, 8, 1);
+
+        fx->options.gather_bytes = budgets[i];
+        fx_open(fx, 0, 8, 8); /* 32 bytes each: the sums are 31 and 0 if they wrap */
+        assert_true(zero_arena_bytes(fx->zero, GW_ARENA_POOL, 0) == UINT64_MAX);
+        fx_free(fx);
+    }
+}
+
 /* F01: 10 elements, 8 ranks, alignment 16: 128 in all, and rank 0 owns every value. */
 static void ranks_past_the_end_own_padding_only(void **state)
 {
@@ -387,6 +403,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(edges_are_known_by_name),
         cmocka_unit_test(arenas_of_all_stages_and_modes),
+        cmocka_unit_test(a_gather_budget_past_the_end_is_no_small_pool),
         cmocka_unit_test(ranks_past_the_end_own_padding_only),
         cmocka_unit_test(parameters_lie_with_their_owner),
         cmocka_unit_test(pieces_of_a_cut_parameter_are_found),
