@@ -83,7 +83,8 @@ void join_join(struct session *session, const struct wire_msg *msg)
         return;
     }
     session_hear_ranks(engine);
-    join(session, msg->u.join.rank, msg->u.join.world, msg->request);
+    if (engine->fault == 0)
+        join(session, msg->u.join.rank, msg->u.join.world, msg->request);
 }
 
 void join_reply(struct session *session, uint32_t rank, const struct wire_msg *msg)

@@ -248,8 +248,8 @@ static void handle_packet(struct session *session, struct packet *packet)
         return;
     }
     r = wire_decode(packet->data, packet->bytes, &msg, &request);
-    if (msg && msg->type == WIRE_JOIN) /* now: its handler reads others' packets to the same place */
-        id_wipe(packet->data, packet->bytes);
+    if (msg && msg->type == WIRE_JOIN)
+        id_wipe(packet->data, packet->bytes); /* its handler reads others' packets to there */
     if (r == GW_E_UNIMPLEMENTED && request > 0)
         session_send_done(session, request, GW_E_UNIMPLEMENTED,
                           "this engine (protocol %u) does not know that message",
@@ -279,9 +279,14 @@ static bool is_heard(const struct session *session)
 static size_t receive(struct session *session)
 {
     struct packet *packet = &session->engine->packet;
-    int r = packet_receive(watch_fd(session->socket), packet);
-    size_t bytes = packet->bytes;
+    size_t bytes;
+    int r;
 
+    r = packet_receive(watch_fd(session->socket), packet);
+    /* Comes once, if the client closed with replies unread, and before what it had sent. */
+    if (r == GW_E_IO && errno == ECONNRESET)
+        r = packet_receive(watch_fd(session->socket), packet);
+    bytes = packet->bytes;
     if (r == GW_E_AGAIN)
         return 0;
     if (r == GW_E_PROTOCOL)
@@ -297,14 +302,14 @@ static size_t receive(struct session *session)
  * child that keeps a dead client's socket could go on for ever. */
 static void drain(struct session *session)
 {
-    int lie = 0;
+    int pending = 0;
     size_t left, bytes;
 
     if (!is_heard(session))
         return;
-    if (ioctl(watch_fd(session->socket), FIONREAD, &lie) < 0)
-        lie = 0;
-    left = (size_t)lie;
+    if (ioctl(watch_fd(session->socket), FIONREAD, &pending) < 0)
+        pending = 0;
+    left = (size_t)pending;
     while ((bytes = receive(session)) > 0 && bytes <= left)
         left -= bytes;
 }
