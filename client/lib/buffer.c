@@ -143,22 +143,20 @@ static int tell_free(gw_job *job, uint32_t id)
         msg.type = WIRE_BUFFER_FREE;
         msg.u.buffer_free.buffer = id;
         r = job_request(job, &msg, WIRE_DONE, CHANNEL_PARK_NONE, deadline, NULL);
+        if (r == GW_E_NOT_FOUND)
+            return 0; /* the answer to an earlier call came after its deadline */
         if (r != GW_E_BUSY || clock_now() >= deadline)
             return r;
         nanosleep(&pause, NULL);
     }
 }
 
-/* Off the list, unless an op still uses it; a failed job runs no op any more. */
-static int take_off(gw_job *job, const struct gw_buffer *buffer)
+static int check_unused(gw_job *job, const struct gw_buffer *buffer)
 {
-    bool failed = job_failure(job) < 0;
     uint64_t user;
 
     pthread_mutex_lock(&job->lock);
-    user = failed ? 0 : user_of(job, buffer->id);
-    if (user == 0)
-        unlink_buffer(job, buffer);
+    user = user_of(job, buffer->id);
     pthread_mutex_unlock(&job->lock);
     if (user > 0)
         return err_set(GW_E_BUSY, "op %llu still uses the buffer; wait for its token first",
@@ -168,24 +166,28 @@ static int take_off(gw_job *job, const struct gw_buffer *buffer)
 
 int gw_buffer_free(gw_job *job, gw_buffer *buffer)
 {
-    uint32_t id;
     int r = job_enter(job);
 
     if (r < 0 || !buffer)
         return r;
     if (buffer->job != job)
         return err_set(GW_E_INVALID, "the buffer belongs to another job");
-    r = take_off(job, buffer);
-    if (r < 0)
-        return r;
-    id = buffer->id;
+    /* A failed job runs no op any more, and the engine frees everything of its clients. */
+    if (job_failure(job) == 0) {
+        r = check_unused(job, buffer);
+        if (r == 0)
+            r = tell_free(job, buffer->id);
+        if (r < 0 && job_failure(job) == 0)
+            return r; /* the caller still has it */
+    }
+    pthread_mutex_lock(&job->lock);
+    unlink_buffer(job, buffer);
+    pthread_mutex_unlock(&job->lock);
     map_free(&buffer->map);
     free(buffer);
-    /* The engine frees everything of a failed job's clients. */
-    return job_failure(job) < 0 ? 0 : tell_free(job, id);
+    return 0;
 }
 
-/* No lock: id, size and mapping of a buffer never change. */
 void *gw_buffer_data(gw_buffer *buffer)
 {
     if (!buffer || atomic_load(&buffer->job->guard.forked))

@@ -8,7 +8,8 @@
  *  - May be made from any thread. The library starts no thread, installs no signal handler, never
  *    exits, prints, or changes the environment.
  *  - Only gw_wait*, *_sync and set-up calls block; each takes timeout_ns (GW_FOREVER: the job's own
- *    deadlines alone bound it; 0: poll). All other calls return at once.
+ *    deadlines alone bound it; 0: poll), or is bounded by gw_job_options.timeout_ns where it takes
+ *    none. All other calls return at once; gw_job_close may wait a second to say good-bye.
  *  - Option structs start with struct_size = sizeof(struct). A zero field means its default.
  *  - Handles are dead in a forked child (GW_E_FORKED).
  *  - GRADWIRE_SOCKET names gradwired's socket; GRADWIRE_DEBUG=guard takes access to gradients and
@@ -80,7 +81,7 @@ struct gw_job_options {
     const char *socket_path;  /* NULL: $GRADWIRE_SOCKET, else /run/gradwire/gradwired.sock */
     uint32_t rank;            /* 0 .. world-1 */
     uint32_t world;           /* ranks of the job, >= 1 */
-    int64_t timeout_ns;       /* for connecting and the handshake; default 30 s */
+    int64_t timeout_ns;       /* of this call, and of set-up calls that take none; default 30 s */
     int64_t join_timeout_ns;  /* creator only: all ranks must have joined; default 300 s */
     int64_t op_timeout_ns;    /* creator only: deadline of every op; default 1800 s */
     int64_t linger_ns;        /* creator only: engine's life after its last client; 0: the daemon's
@@ -108,7 +109,8 @@ GW_API uint32_t gw_job_generation(const gw_job *job);
 /* Set-up: returns when all ranks have joined. */
 GW_API int gw_job_wait_ready(gw_job *job, int64_t timeout_ns);
 /* Descriptor that turns readable when any of the job's tokens is reached or the job fails; for
- * event loops. Owned by the job. Call gw_job_event_clear after each wake-up, then poll tokens. */
+ * event loops. Owned by the job. Call gw_job_event_clear after each wake-up, then poll tokens.
+ * Set-up call the first time. */
 GW_API int gw_job_event_fd(gw_job *job, int *ret_fd);
 GW_API int gw_job_event_clear(gw_job *job);
 
@@ -152,8 +154,8 @@ enum { GW_GROUP_WORLD = 0 };
  * calls. Set-up call. */
 GW_API int gw_group_new(gw_job *job, const uint32_t *ranks, uint32_t count, int64_t timeout_ns,
                         uint32_t *ret_group);
-/* Zeroed memory made by the service and mapped here. Set-up call; free waits for nothing and is
- * refused (GW_E_BUSY) while an op uses the buffer. */
+/* Zeroed memory made by the service and mapped here. Both are set-up calls. free is refused
+ * (GW_E_BUSY) while an op uses the buffer; unless it returns 0, the buffer stays the caller's. */
 GW_API int gw_buffer_new(gw_job *job, size_t size_bytes, gw_buffer **ret_buffer);
 GW_API int gw_buffer_free(gw_job *job, gw_buffer *buffer);
 GW_API void *gw_buffer_data(gw_buffer *buffer);

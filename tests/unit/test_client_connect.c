@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The client against a service that answers wrongly: every answer to HELLO and JOB_CREATE that
- * cannot be ends in a typed error, never in a crash, and leaves no descriptor behind. The service
- * is a thread on a socket of its own. ctest: link=gw_client
+ * cannot be ends in a typed error, never in a crash, and leaves no descriptor behind; a buffer
+ * whose free is not answered stays. The service is a thread on a socket of its own.
+ * ctest: link=gw_client
  */
 #include <dirent.h>
 #include <pthread.h>
@@ -148,6 +149,27 @@ static void joined(int fd, const struct scenario *s, uint32_t request)
     send_message(fd, &msg, NULL, 0);
 }
 
+static void buffer_made(int fd, uint32_t request)
+{
+    struct wire_msg msg = {.type = WIRE_BUFFER_MADE, .request = request};
+    int page = page_new(&scenarios[0], GW_SHM_BOARD, GW_PAGE_BYTES, 0);
+
+    msg.u.buffer_made.buffer = 1;
+    msg.u.buffer_made.bytes = GW_PAGE_BYTES;
+    send_message(fd, &msg, &page, 1);
+    close(page);
+}
+
+/* Says nothing to the first request, and then that the buffer is gone. */
+static void buffer_freed(int fd, uint32_t request, unsigned *frees)
+{
+    struct wire_msg msg = {.type = WIRE_DONE, .request = request};
+
+    msg.u.done.code = GW_E_NOT_FOUND;
+    if ((*frees)++ > 0)
+        send_message(fd, &msg, NULL, 0);
+}
+
 static void serve_hello(int fd, const struct scenario *s)
 {
     struct wire_msg msg = {.type = WIRE_CLOSE};
@@ -169,6 +191,7 @@ static void *serve(void *argument)
     uint8_t *packet = malloc(GW_FRAME_MAX);
     int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
     bool greeted = false;
+    unsigned frees = 0;
     ssize_t bytes;
 
     while (fd >= 0 && packet && (bytes = recv(fd, packet, GW_FRAME_MAX, 0)) > 0) {
@@ -185,6 +208,10 @@ static void *serve(void *argument)
             serve_hello(fd, s);
         else if (msg->type == WIRE_JOB_CREATE)
             joined(fd, s, request);
+        else if (msg->type == WIRE_BUFFER_NEW)
+            buffer_made(fd, request);
+        else if (msg->type == WIRE_BUFFER_FREE)
+            buffer_freed(fd, request, &frees);
         greeted = true;
         wire_free(msg);
     }
@@ -258,6 +285,26 @@ static void the_tag_is_the_hash_of_the_id(void **state)
     pthread_join(thread, NULL);
 }
 
+static void a_free_without_an_answer_leaves_the_buffer(void **state)
+{
+    struct gw_job_options options = {
+        .struct_size = sizeof(options), .socket_path = path, .world = 1, .timeout_ns = 200000000};
+    gw_buffer *buffer = NULL;
+    gw_job *job = NULL;
+    pthread_t thread;
+
+    (void)state;
+    assert_int_equal(pthread_create(&thread, NULL, serve, (void *)(uintptr_t)&scenarios[0]), 0);
+    assert_int_equal(gw_job_create(&options, &job), 0);
+    assert_int_equal(gw_buffer_new(job, 4096, &buffer), 0);
+    assert_int_equal(gw_buffer_free(job, buffer), GW_E_TIMEOUT);
+    assert_int_equal(gw_buffer_size(buffer), 4096);
+    memset(gw_buffer_data(buffer), 0x5a, 4096);
+    assert_int_equal(gw_buffer_free(job, buffer), 0);
+    gw_job_close(job);
+    pthread_join(thread, NULL);
+}
+
 static int set_up(void **state)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
@@ -283,6 +330,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(wrong_answers_are_typed_errors),
         cmocka_unit_test(the_tag_is_the_hash_of_the_id),
+        cmocka_unit_test(a_free_without_an_answer_leaves_the_buffer),
     };
 
     return cmocka_run_group_tests(tests, set_up, tear_down);
