@@ -104,6 +104,27 @@ int gw_job_event_fd(gw_job *job, int *ret_fd)
     return 0;
 }
 
+/* -1 before the first gw_job_event_fd. */
+static int event_of(gw_job *job)
+{
+    int event;
+
+    pthread_mutex_lock(&job->lock);
+    event = job->event;
+    pthread_mutex_unlock(&job->lock);
+    return event;
+}
+
+void event_raise(gw_job *job)
+{
+    int event = event_of(job);
+    uint64_t one = 1;
+
+    /* A full counter is readable already. */
+    if (event >= 0 && write(event, &one, sizeof(one)) < 0)
+        return;
+}
+
 int gw_job_event_clear(gw_job *job)
 {
     uint64_t count;
@@ -112,9 +133,7 @@ int gw_job_event_clear(gw_job *job)
 
     if (r < 0)
         return r;
-    pthread_mutex_lock(&job->lock);
-    event = job->event;
-    pthread_mutex_unlock(&job->lock);
+    event = event_of(job);
     if (event < 0)
         return err_set(GW_E_STATE, "there is no event descriptor; call gw_job_event_fd first");
     /* Emptied before the caller looks at its tokens, so that nothing raised later is missed. */

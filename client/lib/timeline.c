@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The caller's own timelines: words in the client page that this process raises and the engine's
- * streams wait for. Any thread; lock-free.
+ * streams wait for. Any thread.
  */
 #include <errno.h>
 #include <unistd.h>
 
 #include "client/lib/err.h"
+#include "client/lib/event.h"
 #include "client/lib/wait.h"
 
 int gw_timeline_new(gw_job *job, uint32_t *ret_timeline)
@@ -51,5 +52,6 @@ int gw_timeline_raise(gw_job *job, uint32_t timeline, uint64_t value)
     if (write(job->doorbell, &one, sizeof(one)) < 0 && errno != EAGAIN)
         return err_set(GW_E_IO, "cannot ring the engine's doorbell");
     wait_wake(job);
+    event_raise(job);
     return 0;
 }

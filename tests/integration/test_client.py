@@ -54,7 +54,7 @@ def test_no_daemon_is_one_line_that_says_what_to_do(tmp_path):
     path = tmp_path / "gradwired.sock"
     name, text = error(gw.Job, 0, 1, socket=str(path))
     assert name == "GW_E_NO_DAEMON"
-    assert str(path) in text and "gradwired --foreground" in text
+    assert str(path) in text and f"gradwired --runtime-dir {tmp_path})" in text
     assert "\n" not in text and len(text) < TEXT_ONE_LINE
 
 
@@ -460,6 +460,10 @@ def looping_rank(rank, where):
             assert poll.poll(20000 * SLOWER), "nothing came"
             gw.call("gw_job_event_clear", job.handle)
             rounds += 1
+    own = job.timeline()
+    gw.call("gw_job_event_clear", job.handle)
+    job.raise_timeline(own, 1)  # no engine raises it, yet whoever waits for it must hear of it
+    assert poll.poll(0), "an own timeline has risen"
     flag(where, f"looped{rank}")
     await_flag(where, "killed")
     deadline = time.monotonic() + BOUND_S
