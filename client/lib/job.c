@@ -171,7 +171,7 @@ gw_job *gw_job_close(gw_job *job)
     pthread_cond_destroy(&job->cond);
     pthread_mutex_destroy(&job->lock);
     free(job->groups);
-    sodium_memzero(&job->id, sizeof(job->id));
+    sodium_memzero(job, sizeof(*job)); /* the id, and packets that held it */
     free(job);
     return NULL;
 }
@@ -200,7 +200,7 @@ static int check_options(struct gw_job_options *o)
 
 static void tag_of(const struct gw_job_id *id, uint8_t ret_tag[GW_TAG_BYTES])
 {
-    /* BLAKE2b has 16 bytes at least in libsodium's checks of other calls; 8 are fine here. */
+    /* Less than the 16 bytes that libsodium recommends: a tag is a name and proves nothing. */
     crypto_generichash_blake2b(ret_tag, GW_TAG_BYTES, id->bytes, id->size_bytes, NULL, 0);
 }
 
@@ -281,6 +281,8 @@ static int start(const struct gw_job_options *options, const struct gw_job_id *i
     if (r == 0)
         r = take_joined(job, reply.msg);
     sodium_memzero(&msg, sizeof(msg));
+    if (reply.msg)
+        sodium_memzero(&reply.msg->u, sizeof(reply.msg->u));
     reply_free(&job->channel, &reply);
     if (r < 0)
         job = gw_job_close(job);
