@@ -84,8 +84,8 @@ bool channel_flush(struct channel *channel);
 void channel_poll(struct channel *channel);
 
 /* Sends *msg (its request id is filled in) and waits for the reply, which must be of type `expect`.
- * A DONE with an error becomes that error, with the engine's text. On 0
- * the reply is the caller's (reply_free); ret_reply may be NULL. */
+ * A DONE with an error becomes that error, with the engine's text. On 0 the reply is the caller's
+ * (reply_free); ret_reply may be NULL. */
 int channel_request(struct channel *channel, struct wire_msg *msg, uint16_t expect,
                     enum channel_park park, int64_t deadline, struct reply *ret_reply);
 /* Closes what is left of its descriptors. */

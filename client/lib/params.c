@@ -91,9 +91,9 @@ int gw_param_add(gw_job *job, const char *name, uint64_t numel, const char *unit
 }
 
 /* How calls of the ZeRO layer begin. `zero` is published once, whole, by gw_seal. */
-int zero_enter(gw_job *job, struct zero **ret_zero)
+int zero_sealed(const gw_job *job, struct zero **ret_zero)
 {
-    int r = job_check(job);
+    int r = job_enter(job);
 
     if (r < 0)
         return r;
@@ -101,17 +101,21 @@ int zero_enter(gw_job *job, struct zero **ret_zero)
     return *ret_zero ? 0 : err_set(GW_E_STATE, "the job is not sealed; call gw_seal first");
 }
 
+int zero_enter(gw_job *job, struct zero **ret_zero)
+{
+    int r = job_check(job);
+
+    return r < 0 ? r : zero_sealed(job, ret_zero);
+}
+
 /* The layout may be read after a failure too: its copy is our own memory. */
 static int layout_enter(const gw_job *job, const void *ret, struct zero **ret_zero)
 {
-    int r = job_enter(job);
+    int r = zero_sealed(job, ret_zero);
 
-    if (r < 0)
-        return r;
-    if (!ret)
-        return err_set(GW_E_INVALID, "the place for the result is NULL");
-    *ret_zero = atomic_load_explicit(&job->zero, memory_order_acquire);
-    return *ret_zero ? 0 : err_set(GW_E_STATE, "the job is not sealed; call gw_seal first");
+    if (r == 0 && !ret)
+        r = err_set(GW_E_INVALID, "the place for the result is NULL");
+    return r;
 }
 
 const char *zero_param_name(const struct zero *zero, uint32_t param)

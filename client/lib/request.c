@@ -188,8 +188,8 @@ static int await(struct channel *channel, const struct request *request, int64_t
         struct timespec until = clock_timespec(slice_end < deadline ? slice_end : deadline);
 
         if (!failed && job_failed(channel)) {
-            failed =
-                true; /* the engine answers its requests then, but nobody hangs if it doesn't */
+            /* The engine answers its requests then; nobody hangs if it does not. */
+            failed = true;
             deadline = clock_slice(clock_now(), deadline, CLOCK_SECOND) + clock_now();
         }
         if (atomic_load(&channel->dead))

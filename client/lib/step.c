@@ -184,29 +184,16 @@ static int take_verdict(gw_job *job, struct zero *zero, uint64_t step, bool any,
     return 0;
 }
 
-/* job_enter and the seal, but not job_check: what was reached before a failure succeeds. */
-static int sealed_enter(gw_job *job, struct zero **ret_zero)
-{
-    int r = job_enter(job);
-
-    if (r < 0)
-        return r;
-    *ret_zero = atomic_load_explicit(&job->zero, memory_order_acquire);
-    return *ret_zero ? 0 : err_set(GW_E_STATE, "the job is not sealed; call gw_seal first");
-}
-
 int gw_wait_step(gw_job *job, int64_t timeout_ns, struct gw_verdict *ret_verdict)
 {
-    bool dropped;
     struct zero *zero = NULL;
     struct wait_time time;
     struct gw_token token;
     size_t index = 0;
-    int r = sealed_enter(job, &zero);
+    int r = zero_sealed(job, &zero);
 
     if (r < 0)
         return r;
-    dropped = job_edge_dropped(job, JOB_EDGE_VERDICT_READ);
     pthread_mutex_lock(&job->lock);
     token = zero_token(GW_TIMELINE(GW_TL_STEP, 0), zero->steps);
     pthread_mutex_unlock(&job->lock);
@@ -214,7 +201,7 @@ int gw_wait_step(gw_job *job, int64_t timeout_ns, struct gw_verdict *ret_verdict
         r = job_failure(job);
         return r < 0 ? r : err_set(GW_E_STATE, "no step has ended yet; call gw_step_end first");
     }
-    if (dropped) {
+    if (job_edge_dropped(job, JOB_EDGE_VERDICT_READ)) {
         channel_flush(&job->channel);
         return take_verdict(job, zero, token.value, true, ret_verdict);
     }
@@ -234,7 +221,7 @@ int gw_wait_step(gw_job *job, int64_t timeout_ns, struct gw_verdict *ret_verdict
 int gw_param_used(gw_job *job, uint32_t param)
 {
     struct zero *zero = NULL;
-    int r = sealed_enter(job, &zero);
+    int r = zero_sealed(job, &zero);
 
     if (r == 0)
         r = zero_param_check(zero, param);

@@ -85,7 +85,8 @@ int memory_get(gw_job *job, enum gw_arena_kind kind, uint32_t index, uint64_t by
                const char *what, int64_t deadline, struct map *view, struct map *map);
 
 /* ---- state */
-/* job_check, and the job is sealed: *ret_zero. */
+/* The job is sealed: *ret_zero. sealed: may have failed (job_enter); enter: has not (job_check). */
+int zero_sealed(const gw_job *job, struct zero **ret_zero);
 int zero_enter(gw_job *job, struct zero **ret_zero);
 int zero_param_check(const struct zero *zero, uint32_t param);
 const char *zero_param_name(const struct zero *zero, uint32_t param);
