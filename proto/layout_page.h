@@ -73,4 +73,15 @@ struct gw_layout_fetch_unit {
     uint64_t offset, numel, padded_numel; /* flat; padded: of its buckets */
 };
 
+/* No more bucket buffers than can be in use at once: small models do not fill a ring. */
+static inline uint32_t layout_ring_slots(const struct gw_layout_page *page, uint32_t ring_slots,
+                                         uint32_t micro_steps)
+{
+    uint64_t most = (uint64_t)page->buckets * micro_steps;
+
+    if (most == 0)
+        most = 1;
+    return ring_slots < most ? ring_slots : (uint32_t)most;
+}
+
 #endif

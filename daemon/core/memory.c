@@ -3,6 +3,8 @@
  * job. */
 #include "daemon/core/memory.h"
 
+#include "daemon/core/prefetch.h"
+
 #define BUDGET_UNITS 3u /* default gather budget: so many largest fetch units */
 
 /* Sum of the `count` largest fetch units, in bytes. */
@@ -57,16 +59,6 @@ void memory_init(struct memory *memory, const struct layout *layout,
 
 /* ---- sizes ----------------------------------------------------------------------------------- */
 
-/* As large as the planner's pool (prefetch.c); a sum that overflows cannot be had either. */
-static uint64_t pool_bytes(const struct memory *memory)
-{
-    uint64_t largest = memory->page->max_fetch_numel * MEMORY_FLOAT, bytes;
-
-    if (memory->stage != 3 || memory->mapped || largest == 0)
-        return 0;
-    return __builtin_add_overflow(memory->gather_bytes, largest, &bytes) ? UINT64_MAX : bytes;
-}
-
 static uint64_t rank_bytes(const struct memory *memory, enum gw_arena_kind kind)
 {
     const struct gw_layout_page *page = memory->page;
@@ -88,7 +80,9 @@ static uint64_t rank_bytes(const struct memory *memory, enum gw_arena_kind kind)
     case GW_ARENA_SHARD_GRADS:
         return shards ? shard : 0;
     case GW_ARENA_POOL:
-        return pool_bytes(memory);
+        return memory->stage == 3 && !memory->mapped
+                   ? prefetch_pool_bytes(page, memory->gather_bytes)
+                   : 0;
     case GW_ARENA_ARRAY:
         return shard;
     case GW_ARENA_STAGING:

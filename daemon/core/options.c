@@ -141,6 +141,7 @@ void options_complete(struct wire_seal *seal, const struct layout *layout)
     }
     for (uint32_t i = 0; i < LARGEST_UNITS; i++)
         sum += largest[i];
+    seal->ring_slots = layout_ring_slots(layout_page(layout), seal->ring_slots, seal->micro_steps);
     if (seal->gather_bytes == 0)
         seal->gather_bytes = sum;
     if (seal->prefetch_bytes == 0)

@@ -284,6 +284,7 @@ int plan_new(const struct plan_request *request, struct plan **ret_plan, struct 
         plan_free(plan);
         return r;
     }
+    options_complete(&plan->options, plan->layout);
     memory_init(&memory, plan->layout, &plan->options, request->world);
     placement = place(request);
     add_reductions(&placement, &memory, plan);

@@ -22,12 +22,14 @@ struct residency { /* of a fetch unit */
     uint32_t units_needed;  /* registered units that have buckets */
     uint64_t serial;        /* order of gathers */
     uint64_t offset, bytes;
+    uint64_t flat_offset; /* bytes, in the flat order */
 };
 
 struct prefetch {
     const struct gw_layout_unit *units;
     struct prefetch_config config;
     struct pool *pool;
+    bool whole; /* the pool holds all units: each has its own place */
     uint32_t fetch_units;
     struct residency *residencies; /* by fetch unit */
     uint64_t *unit_serial;         /* by registered unit: the residency it was last fetched in */
@@ -42,12 +44,20 @@ struct prefetch {
 
 /* ---- set-up ---------------------------------------------------------------------------------- */
 
+uint64_t prefetch_pool_bytes(const struct gw_layout_page *page, uint64_t budget_bytes)
+{
+    uint64_t all = page->padded_numel * FLOAT_BYTES, bytes;
+
+    if (__builtin_add_overflow(page->max_fetch_numel * FLOAT_BYTES, budget_bytes, &bytes))
+        return all;
+    return bytes < all ? bytes : all;
+}
+
 static int allocate(struct prefetch *plan, const struct gw_layout_page *page)
 {
-    uint64_t pool_bytes = page->max_fetch_numel * FLOAT_BYTES;
+    uint64_t pool_bytes = prefetch_pool_bytes(page, plan->config.budget_bytes);
 
-    if (__builtin_add_overflow(pool_bytes, plan->config.budget_bytes, &pool_bytes))
-        pool_bytes = UINT64_MAX;
+    plan->whole = pool_bytes == page->padded_numel * FLOAT_BYTES;
     plan->residencies = calloc((size_t)page->fetch_units + 1, sizeof(*plan->residencies));
     plan->unit_serial = calloc((size_t)page->units + 1, sizeof(*plan->unit_serial));
     plan->recorded = calloc(plan->sequence_max, sizeof(*plan->recorded));
@@ -76,8 +86,10 @@ int prefetch_new(const struct layout *layout, const struct prefetch_config *conf
         prefetch_free(plan);
         return r;
     }
-    for (uint32_t f = 0; f < page->fetch_units; f++)
+    for (uint32_t f = 0; f < page->fetch_units; f++) {
         plan->residencies[f].bytes = fetch_units[f].padded_numel * FLOAT_BYTES;
+        plan->residencies[f].flat_offset = fetch_units[f].offset * FLOAT_BYTES;
+    }
     for (uint32_t u = 0; u < page->units; u++)
         plan->residencies[plan->units[u].fetch_unit].units_needed += plan->units[u].buckets > 0;
     *ret_plan = plan;
@@ -122,17 +134,17 @@ static void end_residency(struct prefetch *plan, struct residency *at)
         plan->ahead_bytes -= at->bytes;
         plan->figures.drops++;
     }
-    if (!plan->config.no_pool_free)
+    if (!plan->config.no_pool_free && !plan->whole)
         (void)pool_give(plan->pool, at->offset);
 }
 
-static bool take_room(struct prefetch *plan, uint64_t bytes, uint64_t *ret_offset)
+static bool take_room(struct prefetch *plan, const struct residency *at, uint64_t *ret_offset)
 {
-    if (plan->config.no_pool_free) {
-        *ret_offset = 0;
+    if (plan->config.no_pool_free || plan->whole) {
+        *ret_offset = plan->config.no_pool_free ? 0 : at->flat_offset;
         return true;
     }
-    return pool_take(plan->pool, bytes, ret_offset);
+    return pool_take(plan->pool, at->bytes, ret_offset);
 }
 
 /* Gives up the residency that was gathered ahead last (so the one needed last). False: none. */
@@ -153,11 +165,11 @@ static bool drop_ahead(struct prefetch *plan)
 
 /* Room for a fetch: within the budget if dropping what was gathered ahead can achieve that, else
  * anywhere in the pool. */
-static int make_room(struct prefetch *plan, uint64_t bytes, uint64_t *ret_offset)
+static int make_room(struct prefetch *plan, const struct residency *at, uint64_t *ret_offset)
 {
-    while (plan->resident_bytes + bytes > plan->config.budget_bytes && drop_ahead(plan))
+    while (plan->resident_bytes + at->bytes > plan->config.budget_bytes && drop_ahead(plan))
         continue;
-    while (!take_room(plan, bytes, ret_offset)) {
+    while (!take_room(plan, at, ret_offset)) {
         if (!drop_ahead(plan))
             return GW_E_BUDGET;
     }
@@ -217,7 +229,7 @@ int prefetch_fetch(struct prefetch *plan, uint32_t unit, struct prefetch_gather 
 
     pass_others(plan, f);
     if (gather) {
-        r = make_room(plan, at->bytes, &offset);
+        r = make_room(plan, at, &offset);
         if (r < 0)
             return r;
         start_residency(plan, f, offset);
@@ -259,7 +271,7 @@ bool prefetch_ahead(struct prefetch *plan, struct prefetch_gather *ret_gather)
          * not take its room. */
         if (at->resident || plan->ahead_bytes + at->bytes > plan->config.ahead_bytes ||
             plan->resident_bytes + at->bytes > plan->config.budget_bytes ||
-            !take_room(plan, at->bytes, &offset))
+            !take_room(plan, at, &offset))
             return false;
         start_residency(plan, plan->recorded[i], offset);
         *ret_gather = (struct prefetch_gather){plan->recorded[i], offset};

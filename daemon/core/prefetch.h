@@ -44,6 +44,9 @@ struct prefetch_figures {
     uint64_t bytes_now, bytes_max;
 };
 
+/* The pool: budget + the largest fetch unit; never more than all units, which then lie in it as in
+ * the flat order. */
+uint64_t prefetch_pool_bytes(const struct gw_layout_page *page, uint64_t budget_bytes);
 /* The layout (stage 3) stays the caller's. GW_E_NOMEM. */
 int prefetch_new(const struct layout *layout, const struct prefetch_config *config,
                  struct prefetch **ret_plan);

@@ -83,20 +83,6 @@ void request_fail_all(struct core *core, int code, const char *text)
 
 /* ---- requests -------------------------------------------------------------------------------- */
 
-/* (wire_type_name would tie the core to the protobuf library.) */
-static const char *type_name(uint16_t type)
-{
-    switch (type) {
-#define TYPE_NAME(name, value, member, message, lower)                                             \
-    case WIRE_##name:                                                                              \
-        return #name;
-        WIRE_TYPE_MAP(TYPE_NAME)
-#undef TYPE_NAME
-    default:
-        return "?";
-    }
-}
-
 static void request_leave(struct core *core, uint32_t rank, const struct wire_msg *msg)
 {
     (void)msg;
@@ -107,7 +93,7 @@ static void request_leave(struct core *core, uint32_t rank, const struct wire_ms
 static void request_engine(struct core *core, uint32_t rank, const struct wire_msg *msg)
 {
     core_reply_done(core, rank, msg->request, GW_E_UNIMPLEMENTED,
-                    "%s is not answered by the core", type_name(msg->type));
+                    "%s is not answered by the core", wire_type_name(msg->type));
 }
 
 static void request_zero(struct core *core, uint32_t rank, const struct wire_msg *msg)
@@ -119,10 +105,10 @@ static void request_zero(struct core *core, uint32_t rank, const struct wire_msg
     if (!core->sealed) {
         if (msg->request)
             core_reply_done(core, rank, msg->request, GW_E_STATE,
-                            "%s before the seal: call gw_seal first", type_name(msg->type));
+                            "%s before the seal: call gw_seal first", wire_type_name(msg->type));
         else
             core_fail(core, GW_E_STATE, rank, "rank %u sent %s before the seal: call gw_seal first",
-                      rank, type_name(msg->type));
+                      rank, wire_type_name(msg->type));
         return;
     }
     event.request = msg->request;
@@ -179,16 +165,16 @@ static bool request_sound(struct core *core, uint32_t rank, const struct wire_ms
     uint32_t at;
 
     if (!row)
-        member_drop(core, rank, "a client may not send %s (type %u)", type_name(msg->type),
+        member_drop(core, rank, "a client may not send %s (type %u)", wire_type_name(msg->type),
                     msg->type);
     else if (row->one_way && msg->request != 0)
-        member_drop(core, rank, "%s is one-way but came as request %u", type_name(msg->type),
+        member_drop(core, rank, "%s is one-way but came as request %u", wire_type_name(msg->type),
                     msg->request);
     else if (!row->one_way && msg->request == 0)
-        member_drop(core, rank, "%s came without a request number", type_name(msg->type));
+        member_drop(core, rank, "%s came without a request number", wire_type_name(msg->type));
     else if (!row->one_way && open_find(core, rank, msg->request, &at))
         member_drop(core, rank, "%s came as request %u, which still waits for its reply",
-                    type_name(msg->type), msg->request);
+                    wire_type_name(msg->type), msg->request);
     else
         return true;
     return false;

@@ -216,10 +216,12 @@ def rank_memory(layout, accumulate, micro_steps, gather, ring_slots, gather_byte
         else ELEMENT_BYTES * layout.padded
     held["gradients"] = ELEMENT_BYTES * gradient_memory(layout, accumulate, micro_steps)
     if layout.stage >= 2 and accumulate == "shard":
-        held["buckets"] = ELEMENT_BYTES * ring_slots * largest_bucket
+        slots = min(ring_slots, max(1, len(layout.buckets) * micro_steps))
+        held["buckets"] = ELEMENT_BYTES * slots * largest_bucket
     if private and fetch:
         budget = gather_bytes or ELEMENT_BYTES * sum(fetch[:3])
-        held["gathered"] = budget + ELEMENT_BYTES * fetch[0]
+        held["gathered"] = min(budget + ELEMENT_BYTES * fetch[0],
+                               ELEMENT_BYTES * layout.padded)
     held["optimizer"] = ELEMENT_BYTES * arrays * layout.shard_numel()
     return held
 

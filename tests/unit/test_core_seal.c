@@ -157,7 +157,7 @@ static void test_given_options_stay(void **state)
     const struct kit_param param = {"a", "", 8};
     const struct wire_seal given = {
         .stage = 3, .accumulate = GW_ACCUMULATE_LOCAL, .gather = GW_GATHER_MAPPED, .unused = 1,
-        .overlap_off = 1, .ring_slots = 5, .micro_steps = 4, .shard_align_bytes = 128,
+        .overlap_off = 1, .ring_slots = 4, .micro_steps = 4, .shard_align_bytes = 128,
         .bucket_bytes = 1024, .scale = 3, .clip_norm = 1, .gather_bytes = 4000,
         .prefetch_bytes = 2000};
 

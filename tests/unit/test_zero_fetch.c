@@ -9,7 +9,7 @@ static struct fx *open_units(uint32_t gather)
     struct fx *fx = fx_new(3, 2, 4, 1);
 
     fx->options.gather = gather;
-    fx->options.gather_bytes = 24 * 4;
+    fx->options.gather_bytes = 23 * 4;
     fx->options.prefetch_bytes = 8 * 4;
     fx->options.ring_slots = 8;
     fx_open(fx, 0, 8, 8, 8, 8);
@@ -208,9 +208,12 @@ static void early_fetches_are_served_in_order(void **state)
 
 static void the_budget_fault_names_unit_and_sizes(void **state)
 {
-    struct fx *fx = open_units(GW_GATHER_PRIVATE); /* room for 24 + 8 */
+    struct fx *fx = fx_new(3, 2, 4, 1);
 
     (void)state;
+    fx->options.gather_bytes = 24 * 4; /* and one more: all there is */
+    fx->options.prefetch_bytes = 8 * 4;
+    fx_open(fx, 0, 8, 8, 8, 8);
     for (uint32_t u = 0; u < 4; u++)
         assert_int_equal(fx_unit(fx, 0, WIRE_FETCH, u), 0);
     fx_free(fx);
