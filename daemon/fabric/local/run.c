@@ -230,6 +230,8 @@ void local_run(void *arg, void *native)
 
 /* ---- simulated links ------------------------------------------------------------------------- */
 
+#define HOLD_MAX_NS 3600e9 /* a link slower than that is a slip; an op's deadline comes first */
+
 /* An op takes the links of all ranks it is for, from when all are free, for ring_bytes at the
  * link's rate; the stream is held until the end of that time. */
 uint64_t local_hold(void *arg, uint64_t now_ns)
@@ -239,13 +241,14 @@ uint64_t local_hold(void *arg, uint64_t now_ns)
     bool one = op->op.kind == CORE_OP_GATHER;
     uint32_t links = one ? 1 : op->op.world;
     const uint32_t *ranks = one ? &op->op.rank : op->op.members;
+    double hold_ns = (double)op->ring_bytes * 1e9 / (double)fabric->config.link_bytes_per_s;
     uint64_t at_ns = now_ns;
 
     pthread_mutex_lock(&fabric->pace_lock);
     for (uint32_t i = 0; i < links; i++)
         if (fabric->link_free_ns[ranks[i]] > at_ns)
             at_ns = fabric->link_free_ns[ranks[i]];
-    at_ns += (uint64_t)((double)op->ring_bytes * 1e9 / (double)fabric->config.link_bytes_per_s);
+    at_ns += (uint64_t)(hold_ns < HOLD_MAX_NS ? hold_ns : HOLD_MAX_NS);
     for (uint32_t i = 0; i < links; i++)
         fabric->link_free_ns[ranks[i]] = at_ns;
     pthread_mutex_unlock(&fabric->pace_lock);
