@@ -26,8 +26,7 @@
 #include "daemon/supervisor/run.h"
 
 #define STOP_ENGINES_NS 8000000000ull /* a little more than SUP_ENGINE_END_NS */
-
-#define ABANDON_MS 300
+#define ABANDON_NS 300000000ull
 
 static const int signals[] = {SIGTERM, SIGINT, SIGHUP};
 #define SIGNALS (sizeof(signals) / sizeof(signals[0]))
@@ -227,14 +226,25 @@ static int set_up(struct supervisor *sup, char *error, size_t error_bytes)
     return listen_all(sup, error, error_bytes);
 }
 
-/* Nobody has the id of an engine that is still starting: it is killed, and waited for briefly. */
-static void abandon(struct engine *engine)
+/* Nobody has the id of an engine that is still starting: all such are killed, and then waited for,
+ * together no longer than briefly. */
+static void abandon_starting(struct supervisor *sup)
 {
-    struct pollfd process = {.fd = watch_fd(engine->process), .events = POLLIN};
+    uint64_t end_ns = now_ns() + ABANDON_NS, now;
+    struct engine *engine;
 
-    engine_kill(engine);
-    if (poll(&process, 1, ABANDON_MS) == 1)
-        rundir_entry_remove(engine->sup->dir, engine->entry);
+    TAILQ_FOREACH(engine, &sup->engines, link) {
+        if (engine->state == ENGINE_STARTING)
+            engine_kill(engine);
+    }
+    TAILQ_FOREACH(engine, &sup->engines, link) {
+        struct pollfd process = {.fd = watch_fd(engine->process), .events = POLLIN};
+
+        now = now_ns();
+        if (engine->state == ENGINE_STARTING &&
+            poll(&process, 1, now < end_ns ? (int)((end_ns - now) / 1000000u) : 0) == 1)
+            rundir_entry_remove(sup->dir, engine->entry);
+    }
 }
 
 /* Connections are closed last: whoever sees the end of file finds everything gone. */
@@ -250,11 +260,10 @@ static void tear_down(struct supervisor *sup)
         (void)sigaddset(&ends, signals[i]);
     (void)sigprocmask(SIG_BLOCK, &ends, NULL);
     peers_stop_listening(sup);
+    abandon_starting(sup);
     while ((engine = TAILQ_FIRST(&sup->engines)) != NULL) {
         engine->end_code = GW_E_NO_DAEMON;
         (void)snprintf(engine->end_text, sizeof(engine->end_text), "gradwired is stopping");
-        if (engine->state == ENGINE_STARTING)
-            abandon(engine);
         (void)engine_free(engine);
     }
     sup->dir = rundir_free(sup->dir);
