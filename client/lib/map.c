@@ -45,9 +45,11 @@ int map_new(int fd, uint64_t bytes, int prot, const char *what, struct map *ret_
     fork_lock();
     base = mmap(NULL, (size_t)bytes, prot, MAP_SHARED, fd, 0);
     error = errno;
-    if (base != MAP_FAILED) {
-        madvise(base, (size_t)bytes, MADV_DONTFORK);
-        madvise(base, (size_t)bytes, MADV_DONTDUMP);
+    if (base != MAP_FAILED && (madvise(base, (size_t)bytes, MADV_DONTFORK) < 0 ||
+                               madvise(base, (size_t)bytes, MADV_DONTDUMP) < 0)) {
+        error = errno;
+        munmap(base, (size_t)bytes);
+        base = MAP_FAILED;
     }
     fork_unlock();
     if (base == MAP_FAILED)
