@@ -35,20 +35,22 @@ static int try_connect(struct ctl *ctl, const char *path)
 static int say_no_daemon(const struct ctl *ctl, const char *path, int error)
 {
     const char *slash = strrchr(ctl->socket, '/');
-    int dir_bytes = slash == NULL ? 1 : (int)(slash - ctl->socket);
-    const char *dir = slash == NULL ? "." : ctl->socket;
 
     if (error == EACCES || error == EPERM) {
         ctl_say("you may not use %s: it is for root and the group that owns it (gradwired.conf)",
                 path);
         return EX_NOPERM;
     }
-    if (strncmp(dir, "/run/gradwire/", 14) == 0)
+    if (strncmp(ctl->socket, "/run/gradwire/", 14) == 0)
         ctl_say("no gradwired answers at %s (%s); start it with: systemctl start gradwired", path,
                 strerror(error));
-    else
+    else if (slash != NULL && slash != ctl->socket && strcmp(slash, "/gradwired.sock") == 0)
         ctl_say("no gradwired answers at %s (%s); start it with: gradwired --runtime-dir %.*s",
-                path, strerror(error), dir_bytes, dir);
+                path, strerror(error), (int)(slash - ctl->socket), ctl->socket);
+    else
+        ctl_say("no gradwired answers at %s (%s); name the socket of one that runs with --socket, "
+                "or start one with it",
+                path, strerror(error));
     return EX_UNAVAILABLE;
 }
 

@@ -40,19 +40,39 @@ int connect_path(gw_job *job, const char *option)
     return 0;
 }
 
+/* How to start it is said only where that would make this very socket. */
+static int no_daemon(const gw_job *job, int error)
+{
+    static const char name[] = "/gradwired.sock";
+    const char *path = job->socket_path, *slash = strrchr(path, '/');
+
+    if (strcmp(path, DEFAULT_SOCKET) == 0)
+        return err_set(GW_E_NO_DAEMON,
+                       "gradwired does not answer at %s (%s); start it (systemctl start gradwired) "
+                       "or set GRADWIRE_SOCKET",
+                       path, strerror(error));
+    if (slash && slash != path && strcmp(slash, name) == 0)
+        return err_set(GW_E_NO_DAEMON,
+                       "gradwired does not answer at %s (%s); start it (gradwired --runtime-dir "
+                       "%.*s) or set GRADWIRE_SOCKET",
+                       path, strerror(error), (int)(slash - path), path);
+    return err_set(GW_E_NO_DAEMON,
+                   "gradwired does not answer at %s (%s); start it with that --socket, or set "
+                   "GRADWIRE_SOCKET to the socket of one that runs",
+                   path, strerror(error));
+}
+
 /* One line that names the socket and what to do; it is all that most users ever see of us. */
 static int refused(const gw_job *job, int error)
 {
     if (error == EACCES || error == EPERM)
         return err_set(
             GW_E_DENIED,
-            "no access to gradwired's socket %s (%s): the user must be in group gradwire",
+            "no access to gradwired's socket %s (%s): it is for root and the group that owns it "
+            "(gradwire, if its configuration names no other)",
             job->socket_path, strerror(error));
     if (error == ENOENT || error == ECONNREFUSED || error == ENOTDIR)
-        return err_set(GW_E_NO_DAEMON,
-                       "gradwired does not answer at %s (%s); start it (systemctl start gradwired, "
-                       "or gradwired --foreground --socket %s) or set GRADWIRE_SOCKET",
-                       job->socket_path, strerror(error), job->socket_path);
+        return no_daemon(job, error);
     if (error == EPROTOTYPE || error == ENOTSOCK)
         return err_set(GW_E_NO_DAEMON, "%s is not gradwired's socket (%s); set GRADWIRE_SOCKET",
                        job->socket_path, strerror(error));

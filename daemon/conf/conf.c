@@ -30,9 +30,9 @@ struct reader {
     size_t error_bytes;
 };
 
-static size_t text_room(const struct conf_key *key)
+static size_t text_max(const struct conf_key *key)
 {
-    return key->type == CONF_PATH ? CONF_PATH_BYTES : CONF_NAME_BYTES;
+    return key->type == CONF_PATH ? (size_t)key->max : CONF_NAME_BYTES - 1;
 }
 
 static int set_number(const struct conf_key *key, const char *value, struct conf *conf)
@@ -78,7 +78,7 @@ static int set_text(const struct conf_key *key, const char *value, struct conf *
     bool may_be_empty = key->initial[0] == '\0';
     size_t bytes = strlen(value);
 
-    if (bytes >= text_room(key) || (bytes == 0 && !may_be_empty))
+    if (bytes > text_max(key) || (bytes == 0 && !may_be_empty))
         return GW_E_INVALID;
     if (key->type == CONF_PATH && bytes > 0 && value[0] != '/')
         return GW_E_INVALID;
@@ -118,8 +118,8 @@ void conf_allowed(const struct conf_key *key, char *text, size_t text_bytes)
 {
     switch (key->type) {
     case CONF_PATH:
-        (void)snprintf(text, text_bytes, "an absolute path of less than %u bytes%s",
-                       CONF_PATH_BYTES, key->initial[0] == '\0' ? ", or nothing" : "");
+        (void)snprintf(text, text_bytes, "an absolute path of at most %zu bytes%s", text_max(key),
+                       key->initial[0] == '\0' ? ", or nothing" : "");
         break;
     case CONF_NAME:
         (void)snprintf(text, text_bytes, "a name or number of 1 to %u bytes", CONF_NAME_BYTES - 1);
@@ -231,8 +231,11 @@ static void fail_unknown(struct reader *reader, const char *section, const char 
         }
         used += (size_t)n;
     }
-    fail(reader, "unknown key '%s' in [%s]; %s:%s", name, section,
-         section_known ? "it has" : "the sections are", known);
+    if (section[0] == '\0')
+        fail(reader, "key '%s' stands before any section; the sections are:%s", name, known);
+    else
+        fail(reader, "unknown key '%s' in [%s]; %s:%s", name, section,
+             section_known ? "it has" : "there is no such section, only", known);
 }
 
 static int handle_key(void *user, const char *section, const char *name, const char *value)

@@ -14,6 +14,7 @@
 
 #define CONF_PATH_BYTES 256u
 #define CONF_NAME_BYTES 64u
+#define CONF_SOCKET_MAX 107u /* bytes of a Unix socket's path */
 #define CONF_ERROR_BYTES 512u
 #define CONF_LINE_MAX 198u /* inih's line buffer, less newline and 0 */
 
@@ -42,7 +43,7 @@ struct conf_key {
     const char *initial; /* default, as it would stand in the file */
     enum conf_type type;
     bool reload;       /* SIGHUP takes a new value; else it needs a restart */
-    uint64_t min, max; /* CONF_TIME (ns), CONF_BYTES and CONF_COUNT */
+    uint64_t min, max; /* CONF_TIME (ns), CONF_BYTES, CONF_COUNT; CONF_PATH: max bytes */
     size_t offset;
     const char *help;
 };

@@ -14,15 +14,16 @@
     }
 
 const struct conf_key conf_keys[] = {
-    KEY("daemon", "runtime_dir", "/run/gradwire", CONF_PATH, false, 0, 0, runtime_dir,
+    KEY("daemon", "runtime_dir", "/run/gradwire", CONF_PATH, false, 0, CONF_PATH_BYTES - 1,
+        runtime_dir,
         "Directory of the sockets, the lock and one entry per engine. Also --runtime-dir and "
         "$GRADWIRE_RUNTIME_DIR."),
-    KEY("daemon", "socket", "", CONF_PATH, false, 0, 0, socket,
+    KEY("daemon", "socket", "", CONF_PATH, false, 0, CONF_SOCKET_MAX, socket,
         "Client socket. Empty: gradwired.sock in runtime_dir. Also --socket and "
         "$GRADWIRE_SOCKET."),
-    KEY("daemon", "admin_socket", "", CONF_PATH, false, 0, 0, admin_socket,
+    KEY("daemon", "admin_socket", "", CONF_PATH, false, 0, CONF_SOCKET_MAX, admin_socket,
         "Administration socket. Empty: admin.sock beside the client socket."),
-    KEY("daemon", "engine", "", CONF_PATH, false, 0, 0, engine,
+    KEY("daemon", "engine", "", CONF_PATH, false, 0, CONF_PATH_BYTES - 1, engine,
         "Program to start for each job. Empty: gradwire-engine as installed with gradwired. Also "
         "--engine and $GRADWIRE_ENGINE."),
     KEY("daemon", "group", "gradwire", CONF_NAME, false, 0, 0, group,

@@ -3,6 +3,7 @@
  * SIGHUP in it. */
 #include "daemon/supervisor/config.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <getopt.h>
@@ -224,6 +225,8 @@ static int overlay(const struct options *options, struct conf *conf, char *error
     return 0;
 }
 
+static_assert(RUNDIR_SOCKET_MAX == CONF_SOCKET_MAX, "both are what fits a socket's address");
+
 static int check_socket(const char *path, bool from_file, char *error, size_t error_bytes)
 {
     if (strlen(path) <= RUNDIR_SOCKET_MAX)
@@ -292,7 +295,8 @@ int config_engine(const struct conf *conf, char *path, size_t path_bytes, char *
         (void)snprintf(path, path_bytes, "%s", conf->engine);
         if (is_program(path))
             return 0;
-        (void)snprintf(error, error_bytes, "the engine %s is not an executable file", path);
+        (void)snprintf(error, error_bytes,
+                       "the engine %s is not an executable file; name it with --engine", path);
         return EX_OSFILE;
     }
     n = readlink("/proc/self/exe", self, sizeof(self) - 1);

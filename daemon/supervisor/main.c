@@ -35,7 +35,10 @@ static int run(const struct options *options, char *error, size_t error_bytes)
     if (r != 0)
         return r;
     if (options->check_config) {
-        (void)printf("%s: the configuration is right\n", config);
+        (void)printf("%s: %s\n", config,
+                     options->config != NULL || access(config, F_OK) == 0
+                         ? "the configuration is right"
+                         : "there is no such file, the defaults are used");
         return 0;
     }
     log_start(options->foreground);

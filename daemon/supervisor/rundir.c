@@ -64,15 +64,19 @@ static int open_directory(struct rundir *dir, bool privileged, char *error, size
         return r;
     }
     if (status.st_uid != geteuid()) {
-        (void)snprintf(error, error_bytes,
-                       "the runtime directory %s belongs to user %u, not to us (%u)", dir->path,
-                       status.st_uid, geteuid());
+        (void)snprintf(
+            error, error_bytes,
+            "the runtime directory %s belongs to user %u, not to us (%u); give one of our "
+            "own with --runtime-dir",
+            dir->path, status.st_uid, geteuid());
         return EX_NOPERM;
     }
     if (privileged && (status.st_mode & (S_IWGRP | S_IWOTH)) != 0) {
-        (void)snprintf(error, error_bytes,
-                       "the runtime directory %s can be written by others; chmod go-w %s",
-                       dir->path, dir->path);
+        (void)snprintf(
+            error, error_bytes,
+            "the runtime directory %s can be written by others; give one with --runtime-dir "
+            "that only root can write (it is made where it does not exist)",
+            dir->path);
         return EX_NOPERM;
     }
     return 0;

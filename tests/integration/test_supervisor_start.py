@@ -72,6 +72,9 @@ def test_no_daemon_is_one_line_that_names_the_socket_and_how_to_start_it(runtime
     for command in ("status", "jobs", "drain", "stop"):
         fails(UNAVAILABLE, runtime_dir / "gradwired.sock", "gradwired --runtime-dir",
               args=["--runtime-dir", runtime_dir, command], program=GWCTL)
+    # Another name or directory that could not be its own: no advice that would fail.
+    fails(UNAVAILABLE, "/tmp/nobody.sock", "with --socket", program=GWCTL,
+          args=["--socket", "/tmp/nobody.sock", "status"])
     fails(UNAVAILABLE, "/run/gradwire/gradwired.sock", "systemctl start gradwired",
           args=["status"], program=GWCTL) if not os.path.exists("/run/gradwire") else None
 
@@ -84,6 +87,7 @@ def test_no_daemon_is_one_line_that_names_the_socket_and_how_to_start_it(runtime
     ("# x\n\n[job]\nlinger = soon\n", 4, ["bad value 'soon'", "60s"]),
     ("[limits]\nmax_half_open = 0\n", 2, ["bad value '0'", "from 1 to 65536"]),
     ("[daemon]\nsocket = relative\n", 2, ["absolute path"]),
+    ("[daemon]\nsocket = /" + "x" * 107 + "\n", 2, ["absolute path of at most 107 bytes"]),
     ("[daemon]\nlog_level = loud\n", 2, ["error, warning, info, debug"]),
     ("just text\n", 1, ["key = value"]),
     ("[job]\nlinger = 1s\nlinger = 2s\n", 3, ["twice", "line 2"]),
@@ -107,7 +111,11 @@ def test_check_config_says_that_all_is_right(runtime_dir):
     path = runtime_dir / "g.conf"
     path.write_text("[limits]\n  max_jobs_per_user = 3   ; three\n[job]\nmemory_max_bytes=1.5GiB\n")
     result = run(GRADWIRED, "--config", path, "--check-config")
-    assert result.returncode == 0 and str(path) in result.stdout
+    assert result.returncode == 0 and result.stdout == f"{path}: the configuration is right\n"
+    result = run(GRADWIRED, "--check-config")
+    (default,) = re.findall(r"--config FILE .*\((.*)\)", run(GRADWIRED, "--help").stdout)
+    if not os.path.exists(default):
+        assert result.stdout == f"{default}: there is no such file, the defaults are used\n"
     assert os.listdir(runtime_dir) == ["g.conf"]
 
 
@@ -186,7 +194,8 @@ def test_a_directory_of_somebody_else(runtime_dir, fake_engine):
           args=["--runtime-dir", runtime_dir, "--engine", fake_engine])
     os.chown(runtime_dir, 0, 0)
     runtime_dir.chmod(0o777)
-    fails(NOPERM, "chmod", runtime_dir,
+    # Never a chmod: the directory may be /tmp.
+    fails(NOPERM, "written by others; give one with --runtime-dir", runtime_dir,
           args=["--runtime-dir", runtime_dir, "--engine", fake_engine])
 
 

@@ -103,7 +103,7 @@ static void errors_name_file_line_and_what_is_allowed(void **state)
         {"[job]\nlingr = 1s\n", "g.conf:2: unknown key 'lingr' in [job]", " linger"},
         {"\n\n[jobs]\nlinger = 1s\n", "g.conf:4: unknown key 'linger' in [jobs]",
          "[daemon] [job] [limits]"},
-        {"linger = 1s\n", "g.conf:1: unknown key 'linger' in []", "[job]"},
+        {"linger = 1s\n", "g.conf:1: key 'linger' stands before any section", "[job]"},
         {"[job]\nlinger = 1 fortnight\n", "g.conf:2: bad value '1 fortnight' for 'linger'", "60s"},
         {"[job]\nlinger = -1s\n", "g.conf:2: bad value '-1s'", "60s"},
         {"[job]\nlinger =\n", "g.conf:2: bad value ''", "60s"},
