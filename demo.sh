@@ -28,10 +28,11 @@ wrong() {
     exit 64
 }
 
-# whole OPTION VALUE MIN MAX
+# whole OPTION VALUE MIN MAX: sets $number, without the leading zeros that mean octal elsewhere.
 whole() {
     [[ $2 =~ ^[0-9]{1,15}$ ]] && (( 10#$2 >= $3 && 10#$2 <= $4 )) ||
         wrong "$1 $2: must be a whole number from $3 to $4"
+    number=$(( 10#$2 ))
 }
 
 ranks=4 steps=50 text= bucket=655360 hidden=512 link= json=
@@ -39,19 +40,19 @@ while (( $# > 0 )); do
     case $1 in
         --help) usage; exit 0 ;;
         --ranks | --steps | --text | --bucket | --hidden | --link | --json)
-            (( $# > 1 )) || wrong "$1 needs a value" ;;
+            [[ -n ${2-} ]] || wrong "$1 needs a value" ;;
         *) wrong "$1: no such option" ;;
     esac
     case $1 in
-        --ranks) whole "$1" "$2" 1 64; ranks=$2 ;;
-        --steps) whole "$1" "$2" 1 100000; steps=$2 ;;
+        --ranks) whole "$1" "$2" 1 64; ranks=$number ;;
+        --steps) whole "$1" "$2" 1 100000; steps=$number ;;
         --text) text=$(realpath -m -- "$2") ;;
         --bucket)
             whole "$1" "$2" 4 1000000000000
-            (( 10#$2 % 4 == 0 )) || wrong "$1 $2: must be a multiple of 4, the bytes of a value"
-            bucket=$2 ;;
-        --hidden) whole "$1" "$2" 1 16384; hidden=$2 ;;
-        --link) whole "$1" "$2" 1 1000000000000; link=$2 ;;
+            (( number % 4 == 0 )) || wrong "$1 $2: must be a multiple of 4, the bytes of a value"
+            bucket=$number ;;
+        --hidden) whole "$1" "$2" 1 16384; hidden=$number ;;
+        --link) whole "$1" "$2" 1 1000000000000; link=$number ;;
         --json) json=$(realpath -m -- "$2") ;;
     esac
     shift 2
@@ -233,7 +234,7 @@ if (( link > 0 )); then # one rank alone sends nothing
     train stage-2-paced-on --stage 2 --overlap on --link "$link"
 fi
 [[ -t 2 ]] && printf '\r\033[K' >&2 || echo >&2
-echo "demo.sh: $ranks ranks, $steps steps, buckets of $bucket bytes," \
+echo "demo.sh: $ranks rank$( (( ranks == 1 )) || echo s), $steps steps, buckets of $bucket bytes," \
     "$done_runs runs in $((SECONDS - began)) s"
 
 status=0

@@ -87,7 +87,7 @@ def test_given_text_and_link(short_dir, tmp_path):
 
 
 def test_one_rank_sends_nothing(short_dir):
-    code, out, errors = run(short_dir, *TINY, "--ranks", "1")
+    code, out, errors = run(short_dir, *TINY, "--ranks", "01")
     assert code == 0, out + errors
     assert "simulated" not in out
 
@@ -95,6 +95,8 @@ def test_one_rank_sends_nothing(short_dir):
 @pytest.mark.parametrize("args, code, message", [
     (["--stages"], 64, "--stages: no such option"),
     (["--ranks"], 64, "--ranks needs a value"),
+    (["--text", ""], 64, "--text needs a value"),
+    (["--json", ""], 64, "--json needs a value"),
     (["--ranks", "0"], 64, "--ranks 0: must be a whole number from 1 to 64"),
     (["--steps", "1e3"], 64, "--steps 1e3"),
     (["--bucket", "0"], 64, "--bucket 0"),

@@ -36,6 +36,11 @@ def test_the_client_of_the_readme_compiles_and_reduces(daemon, tmp_path):
     assert out == ["rank 0: 1.5 3 4.5 6\n", "rank 1: 7.5 9 10.5 12\n"]
 
 
+def test_the_readme_asks_pkg_config_for_what_is_installed():
+    (name,) = re.findall(r"pkg-config --cflags --libs ([\w-]+)", readme())
+    assert list(BUILD.rglob(f"{name}.pc")), name
+
+
 def test_paths_named_in_the_readme_exist():
     for name in re.findall(r"`((?:client|daemon|tests|proto|include|systemd|configs)/[^`*]*)`",
                            readme()):
