@@ -415,7 +415,7 @@ static int check_torn(struct zero *z)
     for (uint32_t r = 0; r < z->world; r++) {
         const struct zero_rank *rank = &z->ranks[r];
 
-        if (rank->update == UPDATE_BEGUN && z->update_open >= rank->ended)
+        if (rank->update == UPDATE_BEGUN && rank->update_told >= rank->ended)
             return zero_fail(z, GW_E_TORN, r,
                              "the shard of rank %u was left inside its update of step %llu: start "
                              "the job anew", r, (unsigned long long)rank->ended);

@@ -75,12 +75,23 @@ static int reattach(struct fx *fx)
     return r;
 }
 
-static void an_update_begun_while_another_rank_died_is_torn(void **state)
+/* It was never told that its window is open, so it has written nothing. */
+static void an_update_begun_too_late_to_be_told_is_not_torn(void **state)
 {
     struct fx *fx = after_step(3);
 
     (void)state;
     zero_late_update(fx->zero, 1, false);
+    assert_int_equal(reattach(fx), 0);
+    fx_free(fx);
+}
+
+static void an_update_under_way_when_another_rank_died_is_torn(void **state)
+{
+    struct fx *fx = after_step(3);
+
+    (void)state;
+    assert_int_equal(fx_bare(fx, 1, WIRE_UPDATE_BEGIN), 0);
     assert_int_equal(reattach(fx), GW_E_TORN);
     assert_int_equal(fx->fault.rank, 1);
     assert_non_null(strstr(fx->fault.text, "shard of rank 1"));
@@ -136,7 +147,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_reduction_that_waits_for_an_update_is_seen),
         cmocka_unit_test(a_read_that_waits_for_an_update_is_seen),
-        cmocka_unit_test(an_update_begun_while_another_rank_died_is_torn),
+        cmocka_unit_test(an_update_begun_too_late_to_be_told_is_not_torn),
+        cmocka_unit_test(an_update_under_way_when_another_rank_died_is_torn),
         cmocka_unit_test(an_update_of_one_rank_alone_is_torn),
         cmocka_unit_test(an_update_that_all_made_counts),
         cmocka_unit_test(a_step_without_update_is_made_again),
