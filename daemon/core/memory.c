@@ -5,30 +5,6 @@
 
 #include "daemon/core/prefetch.h"
 
-#define BUDGET_UNITS 3u /* default gather budget: so many largest fetch units */
-
-/* Sum of the `count` largest fetch units, in bytes. */
-static uint64_t largest_units(const struct memory *memory)
-{
-    const struct gw_layout_fetch_unit *units = layout_fetch_units(memory->layout);
-    uint64_t top[BUDGET_UNITS] = {0}, sum = 0;
-
-    for (uint32_t f = 0; f < memory->page->fetch_units; f++) {
-        uint64_t numel = units[f].padded_numel;
-
-        for (uint32_t i = 0; i < BUDGET_UNITS; i++) {
-            if (numel > top[i]) {
-                uint64_t less = top[i];
-                top[i] = numel;
-                numel = less;
-            }
-        }
-    }
-    for (uint32_t i = 0; i < BUDGET_UNITS; i++)
-        sum += top[i] * MEMORY_FLOAT;
-    return sum;
-}
-
 void memory_init(struct memory *memory, const struct layout *layout,
                  const struct wire_seal *options, uint32_t world)
 {
@@ -40,10 +16,9 @@ void memory_init(struct memory *memory, const struct layout *layout,
         .buckets = layout_buckets(layout),
         .stage = options->stage,
         .world = world,
-        .micro_steps = options->micro_steps ? options->micro_steps : 1,
+        .micro_steps = options->micro_steps,
         .ring_slots = options->ring_slots,
-        .local = options->accumulate == GW_ACCUMULATE_LOCAL ||
-                 (options->accumulate == GW_ACCUMULATE_AUTO && options->stage < 2),
+        .local = options->accumulate == GW_ACCUMULATE_LOCAL,
         .mapped = options->stage == 3 && options->gather == GW_GATHER_MAPPED,
         .gather_bytes = options->gather_bytes,
         .prefetch_bytes = options->prefetch_bytes,
@@ -51,10 +26,6 @@ void memory_init(struct memory *memory, const struct layout *layout,
     memory->ring = memory->stage >= 2 && !memory->local;
     memory->acc = many && (memory->local || memory->stage == 0);
     memory->in_place = memory->stage <= 1 && (memory->local || !many);
-    if (memory->stage == 3 && memory->gather_bytes == 0)
-        memory->gather_bytes = largest_units(memory);
-    if (memory->stage == 3 && memory->prefetch_bytes == 0)
-        memory->prefetch_bytes = memory->page->max_fetch_numel * MEMORY_FLOAT;
 }
 
 /* ---- sizes ----------------------------------------------------------------------------------- */
@@ -89,6 +60,28 @@ static uint64_t rank_bytes(const struct memory *memory, enum gw_arena_kind kind)
         return GW_STAGING_BYTES;
     default:
         return 0;
+    }
+}
+
+enum gw_memory memory_use(enum gw_arena_kind kind)
+{
+    switch (kind) {
+    case GW_ARENA_PARAMS:
+    case GW_ARENA_SHARED_PARAMS:
+        return GW_MEMORY_PARAMS;
+    case GW_ARENA_GRADS:
+    case GW_ARENA_ACC:
+    case GW_ARENA_SHARD_GRADS:
+        return GW_MEMORY_GRADIENTS;
+    case GW_ARENA_RING:
+    case GW_ARENA_OVERFLOW:
+        return GW_MEMORY_BUCKETS;
+    case GW_ARENA_POOL:
+        return GW_MEMORY_GATHERED;
+    case GW_ARENA_ARRAY:
+        return GW_MEMORY_OPTIMIZER;
+    default:
+        return GW_MEMORIES;
     }
 }
 

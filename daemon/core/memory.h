@@ -31,14 +31,17 @@ struct memory {
     bool mapped;   /* stage 3, gather=mapped */
     bool acc;      /* ACC exists */
     bool in_place; /* the reduced gradient lies in GRADS */
-    uint64_t gather_bytes, prefetch_bytes; /* stage 3; defaults filled in */
+    uint64_t gather_bytes, prefetch_bytes; /* stage 3 */
 };
 
-/* The layout stays the caller's and must outlive `memory`. */
+/* The layout stays the caller's and must outlive `memory`. options: defaults filled in. */
 void memory_init(struct memory *memory, const struct layout *layout,
                  const struct wire_seal *options, uint32_t world);
 /* Bytes of an arena (one of them, where several exist); 0: there is none. rank -1: of the job. */
 uint64_t memory_arena_bytes(const struct memory *memory, enum gw_arena_kind kind, int rank);
+
+/* What a kind is counted as; GW_MEMORIES: as nothing (staging, registered buffers). */
+enum gw_memory memory_use(enum gw_arena_kind kind);
 
 /* Elements of one rank's slice of bucket b, padding included (stage 0 too). */
 uint64_t memory_slice_numel(const struct memory *memory, uint32_t bucket);

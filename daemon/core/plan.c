@@ -182,36 +182,14 @@ static void add_gathers(const struct placement *placement, const struct memory *
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
-/* The same sorting as the engine's report. */
-static enum gw_memory memory_of(enum gw_arena_kind kind)
-{
-    switch (kind) {
-    case GW_ARENA_PARAMS:
-    case GW_ARENA_SHARED_PARAMS:
-        return GW_MEMORY_PARAMS;
-    case GW_ARENA_GRADS:
-    case GW_ARENA_ACC:
-    case GW_ARENA_SHARD_GRADS:
-        return GW_MEMORY_GRADIENTS;
-    case GW_ARENA_RING:
-        return GW_MEMORY_BUCKETS;
-    case GW_ARENA_POOL:
-        return GW_MEMORY_GATHERED;
-    case GW_ARENA_ARRAY:
-        return GW_MEMORY_OPTIMIZER;
-    default:
-        return GW_MEMORIES; /* overflow slots, staging, buffers: not planned */
-    }
-}
-
 static void add_memory(const struct memory *memory, struct plan *plan)
 {
     for (unsigned k = GW_ARENA_NONE + 1; k < GW_ARENA_KINDS; k++) {
         enum gw_arena_kind kind = (enum gw_arena_kind)k;
-        enum gw_memory use = memory_of(kind);
+        enum gw_memory use = memory_use(kind);
         uint64_t copies = kind == GW_ARENA_ARRAY ? PLAN_OPTIMIZER_ARRAYS : 1;
 
-        if (use == GW_MEMORIES)
+        if (use == GW_MEMORIES || kind == GW_ARENA_OVERFLOW) /* overflow slots are not planned */
             continue;
         plan->memory_bytes[use] += copies * memory_arena_bytes(memory, kind, 0) +
                                    memory_arena_bytes(memory, kind, -1) / memory->world;

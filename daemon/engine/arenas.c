@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/core/memory.h"
+
 struct arena {
     uint64_t key; /* kind, then index: the list is sorted by it */
     struct device_memory *memory;
@@ -260,34 +262,12 @@ uint64_t arenas_limit_bytes(const struct arenas *arenas)
     return arenas->config.limit_bytes;
 }
 
-static int memory_use(enum gw_arena_kind kind)
-{
-    switch (kind) {
-    case GW_ARENA_PARAMS:
-    case GW_ARENA_SHARED_PARAMS:
-        return GW_MEMORY_PARAMS;
-    case GW_ARENA_GRADS:
-    case GW_ARENA_ACC:
-    case GW_ARENA_SHARD_GRADS:
-        return GW_MEMORY_GRADIENTS;
-    case GW_ARENA_RING:
-    case GW_ARENA_OVERFLOW:
-        return GW_MEMORY_BUCKETS;
-    case GW_ARENA_POOL:
-        return GW_MEMORY_GATHERED;
-    case GW_ARENA_ARRAY:
-        return GW_MEMORY_OPTIMIZER;
-    default:
-        return -1;
-    }
-}
-
 static void sum_list(const struct arena_list *list, uint64_t divisor,
                      uint64_t ret_bytes[GW_MEMORIES])
 {
     for (uint32_t i = 0; i < list->count; i++) {
-        int use = memory_use((enum gw_arena_kind)(list->items[i].key >> 32));
-        if (use >= 0)
+        enum gw_memory use = memory_use((enum gw_arena_kind)(list->items[i].key >> 32));
+        if (use < GW_MEMORIES)
             ret_bytes[use] += list->items[i].memory->bytes / divisor;
     }
 }
