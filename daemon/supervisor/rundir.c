@@ -91,13 +91,14 @@ static pid_t lock_holder(int fd)
 }
 
 /* The lock file is removed at the end, so what was locked may no longer be what the name means:
- * then once more. */
+ * then once more. Nobody else may open it: whoever can, can hold the lock and keep us from
+ * starting. */
 static int take_lock(struct rundir *dir, char *error, size_t error_bytes)
 {
     for (unsigned i = 0; i < 100; i++) {
         struct stat ours, named;
 
-        dir->lock_fd = openat(dir->fd, LOCK_NAME, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644);
+        dir->lock_fd = openat(dir->fd, LOCK_NAME, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
         if (dir->lock_fd < 0) {
             int r = exit_code(errno);
 

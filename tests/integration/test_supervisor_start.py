@@ -148,6 +148,11 @@ def test_a_stale_socket_and_lock_are_replaced(make_daemon, runtime_dir):
         assert daemon.status()["pid"] == daemon.pid
 
 
+def test_nobody_else_can_open_the_lock_and_hold_it(make_daemon):
+    with make_daemon() as daemon:
+        assert (daemon.directory / "gradwired.lock").stat().st_mode & 0o777 == 0o600
+
+
 def test_it_starts_again_after_sigkill(make_daemon):
     with make_daemon() as daemon:
         daemon.stop(signal.SIGKILL)
