@@ -186,57 +186,43 @@ static int submit(gw_job *job, struct call *call, const struct gw_op_options *op
     return 0;
 }
 
-int gw_reduce_scatter(gw_job *job, struct gw_slice send, struct gw_slice recv, uint64_t count,
-                      const struct gw_op_options *options, struct gw_token *ret_token)
+static int submit_slices(gw_job *job, uint32_t kind, struct gw_slice send, struct gw_slice recv,
+                         uint64_t count, uint32_t root, const struct gw_op_options *options,
+                         struct gw_token *ret_token)
 {
-    struct call call = {.kind = WIRE_OP_REDUCE_SCATTER,
+    struct call call = {.kind = kind,
                         .send = send,
                         .recv = recv,
-                        .send_count = count,
-                        .recv_count = count,
-                        .count = count};
-
-    return submit(job, &call, options, ret_token);
-}
-
-int gw_all_gather(gw_job *job, struct gw_slice send, struct gw_slice recv, uint64_t count,
-                  const struct gw_op_options *options, struct gw_token *ret_token)
-{
-    struct call call = {.kind = WIRE_OP_ALL_GATHER,
-                        .send = send,
-                        .recv = recv,
-                        .send_count = count,
-                        .recv_count = count,
-                        .count = count};
-
-    return submit(job, &call, options, ret_token);
-}
-
-int gw_all_reduce(gw_job *job, struct gw_slice send, struct gw_slice recv, uint64_t count,
-                  const struct gw_op_options *options, struct gw_token *ret_token)
-{
-    struct call call = {.kind = WIRE_OP_ALL_REDUCE,
-                        .send = send,
-                        .recv = recv,
-                        .send_count = count,
-                        .recv_count = count,
-                        .count = count};
-
-    return submit(job, &call, options, ret_token);
-}
-
-int gw_broadcast(gw_job *job, struct gw_slice data, uint64_t count, uint32_t root,
-                 const struct gw_op_options *options, struct gw_token *ret_token)
-{
-    struct call call = {.kind = WIRE_OP_BROADCAST,
-                        .send = data,
-                        .recv = data,
                         .send_count = count,
                         .recv_count = count,
                         .count = count,
                         .root = root};
 
     return submit(job, &call, options, ret_token);
+}
+
+int gw_reduce_scatter(gw_job *job, struct gw_slice send, struct gw_slice recv, uint64_t count,
+                      const struct gw_op_options *options, struct gw_token *ret_token)
+{
+    return submit_slices(job, WIRE_OP_REDUCE_SCATTER, send, recv, count, 0, options, ret_token);
+}
+
+int gw_all_gather(gw_job *job, struct gw_slice send, struct gw_slice recv, uint64_t count,
+                  const struct gw_op_options *options, struct gw_token *ret_token)
+{
+    return submit_slices(job, WIRE_OP_ALL_GATHER, send, recv, count, 0, options, ret_token);
+}
+
+int gw_all_reduce(gw_job *job, struct gw_slice send, struct gw_slice recv, uint64_t count,
+                  const struct gw_op_options *options, struct gw_token *ret_token)
+{
+    return submit_slices(job, WIRE_OP_ALL_REDUCE, send, recv, count, 0, options, ret_token);
+}
+
+int gw_broadcast(gw_job *job, struct gw_slice data, uint64_t count, uint32_t root,
+                 const struct gw_op_options *options, struct gw_token *ret_token)
+{
+    return submit_slices(job, WIRE_OP_BROADCAST, data, data, count, root, options, ret_token);
 }
 
 int gw_barrier(gw_job *job, const struct gw_op_options *options, struct gw_token *ret_token)
