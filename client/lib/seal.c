@@ -136,7 +136,7 @@ static int map_board(struct zero *zero, int fd, uint64_t bytes)
     return 0;
 }
 
-/* After a re-join the words go on where they stood: so do our counts. */
+/* Our counts begin where the words stand; after a re-join the steps go on. */
 static int start_state(const gw_job *job, struct zero *zero, uint64_t steps)
 {
     bool ring = zero->options.stage >= 2 && zero->options.accumulate == GW_ACCUMULATE_SHARD;
