@@ -98,6 +98,12 @@ static int open_job(struct rank_run *run)
     return r != 0 ? r : check(run, "join job", gw_job_join(&options, &id, &run->job));
 }
 
+/* Longer than the job's own deadlines: the engine, which knows who is missing, speaks first. */
+static int64_t patience_ns(const struct charlm_options *options)
+{
+    return options->timeout_ns + 5000000000ll;
+}
+
 static int seal(struct rank_run *run)
 {
     const struct charlm_options *o = run->options;
@@ -121,7 +127,7 @@ static int seal(struct rank_run *run)
                   gw_param_add(run->job, mp->name, mp->numel, mp->unit_name, &param));
     }
     if (r == 0)
-        r = check(run, "seal", gw_seal(run->job, &options, o->timeout_ns));
+        r = check(run, "seal", gw_seal(run->job, &options, patience_ns(o)));
     if (r == 0)
         r = check(run, "layout", gw_layout(run->job, &run->result->layout));
     for (uint32_t p = 0; r == 0 && p < MODEL_PARAMS; p++)
@@ -157,7 +163,7 @@ static int write_initial(struct rank_run *run)
             continue;
         model_init_param(run->model, p, o->seed, run->scratch);
         r = check(run, "write initial values",
-                  gw_param_write_sync(run->job, p, 0, mp->numel, run->scratch, o->timeout_ns));
+                  gw_param_write_sync(run->job, p, 0, mp->numel, run->scratch, patience_ns(o)));
     }
     return r != 0 ? r : barrier(run);
 }
@@ -185,7 +191,7 @@ static int set_up(struct rank_run *run)
     if (r == 0)
         r = check(run, "shard array adam_v", gw_shard_array(run->job, "adam_v", &run->v, &numel));
     if (r == 0 && run->options->measure)
-        r = check(run, "measure", gw_measure_sync(run->job, run->options->timeout_ns));
+        r = check(run, "measure", gw_measure_sync(run->job, patience_ns(run->options)));
     return r;
 }
 

@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import time
@@ -22,7 +23,7 @@ import report  # noqa: E402
 CHARLM = os.path.join(os.environ["GRADWIRE_BUILD"], "client/examples/charlm")
 DEADLINE_S = 60 * float(os.environ.get("GW_TEST_SLOWER", "1"))
 TEXT = "It was the best of times, it was the worst of times, it was the age of wisdom.\n" * 3
-EX_DATAERR, EX_NOINPUT, EX_UNAVAILABLE, EX_PROTOCOL = 65, 66, 69, 76
+EX_DATAERR, EX_NOINPUT, EX_UNAVAILABLE, EX_TEMPFAIL, EX_PROTOCOL = 65, 66, 69, 75, 76
 
 
 class Trainer:
@@ -205,6 +206,12 @@ def test_bad_text(trainer, text, code, why):
         path.write_text(text)
     ended, _ = trainer.ends(1, "--stage", "0", "--text", str(path))
     assert ended[0][0] == code and why in ended[0][1] and str(path) in ended[0][1]
+
+
+def test_a_rank_that_never_comes_is_named(trainer):
+    ended, _ = trainer.ends(2, "--stage", "0", "--timeout", "1", extra={1: ["--text", "/none"]})
+    assert re.search(r"ranks not arrived within \S+ s: 1\b", ended[0][1]), ended
+    assert ended[0][0] == EX_TEMPFAIL and ended[1][0] == EX_NOINPUT, ended
 
 
 def test_layouts_that_differ_are_told_to_every_rank(trainer):
