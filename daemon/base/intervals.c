@@ -11,7 +11,6 @@
 /* list: disjoint, not touching, ascending; one entry more than capacity, while adding. */
 struct intervals {
     size_t capacity, count;
-    uint64_t joined;
     struct interval list[];
 };
 
@@ -42,7 +41,6 @@ struct intervals *intervals_free(struct intervals *set)
 void intervals_clear(struct intervals *set)
 {
     set->count = 0;
-    set->joined = 0;
 }
 
 /* First interval whose end is not before `start`. */
@@ -82,7 +80,6 @@ static void join_nearest(struct intervals *set)
         if (gap_after(set, i) < gap_after(set, best))
             best = i;
     }
-    set->joined += gap_after(set, best);
     replace(set, best, 2, (struct interval){set->list[best].start, set->list[best + 1].end});
 }
 
@@ -108,19 +105,10 @@ void intervals_add(struct intervals *set, uint64_t start, uint64_t end)
 
 uint64_t intervals_total(const struct intervals *set)
 {
-    return intervals_total_in(set, 0, UINT64_MAX);
-}
+    uint64_t total = 0;
 
-uint64_t intervals_total_in(const struct intervals *set, uint64_t start, uint64_t end)
-{
-    uint64_t total = 0, from, to;
-
-    for (size_t i = find(set, start); i < set->count && set->list[i].start < end; i++) {
-        from = set->list[i].start > start ? set->list[i].start : start;
-        to = set->list[i].end < end ? set->list[i].end : end;
-        if (to > from)
-            total += to - from;
-    }
+    for (size_t i = 0; i < set->count; i++)
+        total += set->list[i].end - set->list[i].start;
     return total;
 }
 
@@ -128,11 +116,6 @@ const struct interval *intervals_list(const struct intervals *set, size_t *ret_c
 {
     *ret_count = set->count;
     return set->list;
-}
-
-uint64_t intervals_joined(const struct intervals *set)
-{
-    return set->joined;
 }
 
 /* ---- split of a wait ------------------------------------------------------------------------- */

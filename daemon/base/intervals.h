@@ -4,8 +4,8 @@
  * thread per object.
  *
  * Lengths are taken after uniting, so nothing is counted twice. Memory is bounded: when `capacity`
- * disjoint intervals are held, adding one more joins the two neighbours with the smallest gap, and
- * the gap is added to joined_ns (by so much the total is too long).
+ * disjoint intervals are held, adding one more joins the two neighbours with the smallest gap; by
+ * that gap the total is then too long.
  */
 #ifndef GW_BASE_INTERVALS_H
 #define GW_BASE_INTERVALS_H
@@ -25,12 +25,10 @@ struct intervals *intervals_free(struct intervals *set);
 void intervals_clear(struct intervals *set);
 /* Empty ones (end <= start) are ignored; touching ones become one. */
 void intervals_add(struct intervals *set, uint64_t start, uint64_t end);
-/* Length of the union; and of the part inside [start, end). */
+/* Length of the union. */
 uint64_t intervals_total(const struct intervals *set);
-uint64_t intervals_total_in(const struct intervals *set, uint64_t start, uint64_t end);
 /* Disjoint, ascending; valid until the next change. */
 const struct interval *intervals_list(const struct intervals *set, size_t *ret_count);
-uint64_t intervals_joined(const struct intervals *set);
 
 /* An op that somebody waited for: when the last rank had submitted it, it started, it was done. */
 struct wait_op {

@@ -12,7 +12,7 @@ struct range {
 };
 
 struct pool {
-    uint64_t capacity, used;
+    uint64_t capacity;
     size_t max, count;
     struct range ranges[]; /* taken, ascending, disjoint */
 };
@@ -56,7 +56,6 @@ bool pool_take(struct pool *pool, uint64_t bytes, uint64_t *ret_offset)
     memmove(&pool->ranges[i + 1], &pool->ranges[i], (pool->count - i) * sizeof(pool->ranges[0]));
     pool->ranges[i] = (struct range){at, bytes};
     pool->count++;
-    pool->used += bytes;
     *ret_offset = at;
     return true;
 }
@@ -66,22 +65,10 @@ bool pool_give(struct pool *pool, uint64_t offset)
     for (size_t i = 0; i < pool->count; i++) {
         if (pool->ranges[i].offset != offset)
             continue;
-        pool->used -= pool->ranges[i].bytes;
         pool->count--;
         memmove(&pool->ranges[i], &pool->ranges[i + 1],
                 (pool->count - i) * sizeof(pool->ranges[0]));
         return true;
     }
     return false;
-}
-
-void pool_clear(struct pool *pool)
-{
-    pool->count = 0;
-    pool->used = 0;
-}
-
-uint64_t pool_used(const struct pool *pool)
-{
-    return pool->used;
 }

@@ -20,7 +20,5 @@ struct pool *pool_free(struct pool *pool);
 bool pool_take(struct pool *pool, uint64_t bytes, uint64_t *ret_offset);
 /* Gives back the range that starts at offset. False: none does. */
 bool pool_give(struct pool *pool, uint64_t offset);
-void pool_clear(struct pool *pool);
-uint64_t pool_used(const struct pool *pool);
 
 #endif

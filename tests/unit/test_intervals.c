@@ -39,9 +39,6 @@ static void unites_before_measuring(void **state)
     intervals_add(set, 50, 50); /* empty */
     intervals_add(set, 60, 55); /* backwards */
     assert_int_equal(intervals_total(set), 28);
-    assert_int_equal(intervals_total_in(set, 12, 35), 16 + 5);
-    assert_int_equal(intervals_total_in(set, 28, 30), 0);
-    assert_int_equal(intervals_total_in(set, 35, 12), 0);
     list = intervals_list(set, &count);
     assert_int_equal(count, 2);
     assert_int_equal(list[0].end, 28);
@@ -68,14 +65,12 @@ static void joins_the_nearest_when_full(void **state)
     assert_int_equal(intervals_new(2, &set), 0);
     intervals_add(set, 0, 10);
     intervals_add(set, 100, 110);
-    assert_int_equal(intervals_joined(set), 0);
     intervals_add(set, 113, 120); /* nearest gap: 110..113 */
     list = intervals_list(set, &count);
     assert_int_equal(count, 2);
     assert_int_equal(list[1].start, 100);
     assert_int_equal(list[1].end, 120);
-    assert_int_equal(intervals_joined(set), 3);
-    assert_int_equal(intervals_total(set) - intervals_joined(set), 27);
+    assert_int_equal(intervals_total(set), 27 + 3); /* too long by the gap */
     intervals_free(set);
 }
 
@@ -89,8 +84,7 @@ static void agrees_with_marked_ticks(void **state)
     for (unsigned run = 0; run < 3000; run++) {
         bool marked[AXIS] = {false};
         struct intervals *set;
-        const uint32_t w0 = random_below(&seed, AXIS), w1 = random_below(&seed, AXIS + 1);
-        uint64_t total = 0, inside = 0;
+        uint64_t total = 0;
 
         assert_int_equal(intervals_new(AXIS, &set), 0);
         for (uint32_t n = random_below(&seed, 12); n > 0; n--) {
@@ -101,13 +95,9 @@ static void agrees_with_marked_ticks(void **state)
             for (uint32_t t = start; t < end; t++)
                 marked[t] = true;
         }
-        for (uint32_t t = 0; t < AXIS; t++) {
+        for (uint32_t t = 0; t < AXIS; t++)
             total += marked[t];
-            inside += marked[t] && t >= w0 && t < w1;
-        }
         assert_int_equal(intervals_total(set), total);
-        assert_int_equal(intervals_total_in(set, w0, w1), inside);
-        assert_int_equal(intervals_joined(set), 0);
         intervals_free(set);
     }
 }

@@ -113,8 +113,8 @@ static void memory_is_that_of_each_stage(void **state)
     plan = plan_of(&request);
     assert_memory(plan, PADDED, SHARD, 3 * 48, 0, 2 * SHARD);
     plan_free(plan);
-    /* Units are the parameters, merged as 5+1, 7+3+2, 6+4, 4; three largest and one more would be more than all
-     * there is. */
+    /* Units are the parameters, merged as 5+1, 7+3+2, 6+4, 4; the three largest and one more would
+     * be more than all there is. */
     request = request_of(3);
     plan = plan_of(&request);
     assert_memory(plan, SHARD, SHARD, 3 * 48, PADDED, 2 * SHARD);

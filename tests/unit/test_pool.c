@@ -27,7 +27,6 @@ static void takes_the_first_gap_that_fits(void **state)
     assert_int_equal(take(pool, 40), 50);
     assert_int_equal(take(pool, 11), UINT64_MAX); /* 10 left */
     assert_int_equal(take(pool, 10), 90);
-    assert_int_equal(pool_used(pool), 100);
     assert_true(pool_give(pool, 30)); /* gap 30..50 */
     assert_int_equal(take(pool, 21), UINT64_MAX);
     assert_int_equal(take(pool, 5), 30);
@@ -62,8 +61,7 @@ static void refuses_what_it_cannot_do(void **state)
     assert_false(pool_give(pool, 0));
     assert_int_equal(take(pool, UINT64_MAX), 0);
     assert_int_equal(take(pool, 1), UINT64_MAX);
-    pool_clear(pool);
-    assert_int_equal(pool_used(pool), 0);
+    assert_true(pool_give(pool, 0));
     assert_int_equal(take(pool, 1), 0);
     assert_int_equal(take(pool, 1), 1);
     assert_int_equal(take(pool, 1), UINT64_MAX); /* two ranges at most */
