@@ -63,19 +63,21 @@ int gw_measure_sync(gw_job *job, int64_t timeout_ns)
 {
     struct zero *zero = NULL;
     struct wire_msg msg;
+    uint64_t steps;
     bool begun;
     int r = zero_enter(job, &zero);
 
     if (r < 0)
         return r;
     pthread_mutex_lock(&job->lock);
-    begun = zero->begun || zero->steps > 0;
+    steps = zero->steps;
+    begun = zero->begun || steps > 0;
     pthread_mutex_unlock(&job->lock);
     if (begun)
         return err_set(GW_E_STATE,
                        "gw_measure_sync comes before the first step; step %llu has "
                        "begun",
-                       (unsigned long long)zero->steps + 1);
+                       (unsigned long long)steps + 1);
     memset(&msg, 0, sizeof(msg));
     msg.type = WIRE_MEASURE;
     return job_request(job, &msg, WIRE_DONE, CHANNEL_PARK_SAME, clock_deadline(timeout_ns), NULL);
