@@ -28,7 +28,7 @@ uint64_t zero_busy(const struct zero *z, struct text *why)
     return busy;
 }
 
-/* Somebody is writing his shard, or some shards are a version ahead of others. */
+/* Some rank is writing its shard, or some shards are a version ahead of others. */
 static bool updates_open(const struct zero *z)
 {
     for (uint32_t r = 0; r < z->world; r++) {
