@@ -15,7 +15,7 @@ import re
 import sys
 import xml.etree.ElementTree as ET
 
-CMOCKA = {word: re.compile(rf"^\[\s*{word}\s*\] (\d+) test\(s\)", re.M)
+CMOCKA = {word: re.compile(rf"^\[\s*{word}\s*\] (?:\S+: )?(\d+) test\(s\)", re.M)
           for word in ("PASSED", "FAILED", "SKIPPED")}
 SKIP_LINE = re.compile(r"^\s*SKIP: *(.+)$", re.M)
 
@@ -55,7 +55,7 @@ def of_cmocka(output, name):
     if not counts["PASSED"] and not counts["FAILED"]:
         return None
     number = {word: int(found.group(1)) if found else 0 for word, found in counts.items()}
-    names = re.findall(r"^\[\s*FAILED\s*\] (?!\d+ test)(\S+)", output, re.M)
+    names = re.findall(r"^\[\s*FAILED\s*\] (?!.*test\(s\))(\S+)", output, re.M)
     reasons = SKIP_LINE.findall(output)
     total = Total()
     total.passed = number["PASSED"]
