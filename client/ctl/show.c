@@ -252,8 +252,9 @@ int show_jobs(const struct ctl_jobs *jobs, bool json)
         free(rows);
     }
     if (hidden_jobs(jobs) > 0)
-        (void)printf("%s%" PRIu32 " jobs that are starting or belong to other users\n",
-                     jobs->shown > 0 ? "and " : "", hidden_jobs(jobs));
+        (void)printf("%s%" PRIu32 " job%s starting or of other users\n",
+                     jobs->shown > 0 ? "and " : "", hidden_jobs(jobs),
+                     hidden_jobs(jobs) == 1 ? "" : "s");
     else if (jobs->shown == 0)
         (void)puts("no jobs");
     return 0;
