@@ -226,7 +226,7 @@ static int acquire_ring(gw_job *job, struct zero *zero, const struct target *t, 
         wait_record(job, tokens, count, time);
     if (r == 0)
         return map_overflow(job, zero, t->layout->bucket, deadline);
-    if (r == GW_E_TIMEOUT)
+    if (job_deadline_passed(job, &r))
         return err_set(r,
                        "no bucket buffer for the gradient of %s (bucket %u) became free before "
                        "the deadline: all %u hold gradients still being reduced",
@@ -255,7 +255,7 @@ static int acquire_full(gw_job *job, struct zero *zero, const struct target *t, 
     r = wait_tokens(job, &token, 1, false, deadline, &index, &time);
     if (r == 0)
         wait_record(job, &token, 1, time);
-    if (r == GW_E_TIMEOUT) {
+    if (job_deadline_passed(job, &r)) {
         split_defer(&job->split, time.w0, time.w1);
         return err_set(r,
                        "the gradient memory of %s (bucket %u) is still being read: contribution "

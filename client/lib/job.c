@@ -53,6 +53,18 @@ int job_failure(gw_job *job)
     return err_set(code, "%s", text[0] ? text : gw_error_message(code));
 }
 
+bool job_deadline_passed(gw_job *job, int *r)
+{
+    int failure;
+
+    if (*r != GW_E_TIMEOUT)
+        return false;
+    failure = job_failure(job);
+    if (failure < 0)
+        *r = failure;
+    return failure == 0;
+}
+
 int job_check(gw_job *job)
 {
     int r = job_enter(job);

@@ -83,6 +83,10 @@ int job_enter(const gw_job *job);
 int job_check(gw_job *job);
 /* 0, or the job's failure: the engine page's error word with its text, or the dead channel. */
 int job_failure(gw_job *job);
+/* Of a wait that ended with r. True: the caller's deadline passed, and no text is set. A failed
+ * job's error may be GW_E_TIMEOUT too (an op's deadline); its text names the op and who is missing,
+ * and is kept. *r becomes the job's failure if there is one by now. */
+bool job_deadline_passed(gw_job *job, int *r);
 /* channel_request, but a deadline passed because the job failed is the job's failure. */
 int job_request(gw_job *job, struct wire_msg *msg, uint16_t expect, enum channel_park park,
                 int64_t deadline, struct reply *ret_reply);

@@ -206,7 +206,7 @@ int gw_wait_step(gw_job *job, int64_t timeout_ns, struct gw_verdict *ret_verdict
         return take_verdict(job, zero, token.value, true, ret_verdict);
     }
     r = wait_tokens(job, &token, 1, false, clock_deadline(timeout_ns), &index, &time);
-    if (r == GW_E_TIMEOUT) {
+    if (job_deadline_passed(job, &r)) {
         split_defer(&job->split, time.w0, time.w1);
         return err_set(r, "the verdict of step %llu was not in within %lld ms",
                        (unsigned long long)token.value, (long long)(timeout_ns / CLOCK_MS));

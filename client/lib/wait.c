@@ -246,11 +246,11 @@ static int wait_public(gw_job *job, const struct gw_token *tokens, size_t count,
     r = wait_tokens(job, tokens, count, any, clock_deadline(timeout_ns), &index, &time);
     if (r == 0)
         wait_record(job, any ? tokens + index : tokens, any ? 1 : count, time);
-    if (r == GW_E_TIMEOUT)
+    if (job_deadline_passed(job, &r)) {
         split_defer(&job->split, time.w0, time.w1);
-    if (r == GW_E_TIMEOUT)
         return err_set(r, "%zu token%s not reached within %lld ms; it stays valid", count,
                        count == 1 ? " was" : "s were", (long long)(timeout_ns / CLOCK_MS));
+    }
     if (r == 0) {
         open_window(job, tokens, count);
         *ret_index = index;

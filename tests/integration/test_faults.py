@@ -204,6 +204,45 @@ def _second_life_of_rank_1(_, where, state, stage):
     return second_life(1, where, state, stage)
 
 
+# ---- a deadline of the job ----
+
+
+def waiting_rank(rank, where, how):
+    """Rank 1 goes no further; what rank 0's long wait ends with."""
+    job = gw.Job(rank, 2, id_path=where["id"], socket=where["socket"], op_timeout_ns=S)
+    job.wait_ready()
+    seal(job, 2 if how == "acquire" else 0)
+    if rank == 1:
+        await_flag(where, "over")
+        job.close()
+        return None
+    try:
+        if how == "wait":
+            job.barrier(60 * S, name="lonely")
+        elif how == "step":
+            job.step_end()
+            job.wait_step(60 * S)
+        else:  # more gradients than there are buffers: the first must be reduced
+            for _ in range(50):
+                backward(job)
+                job.step_end()
+        return "no error", ""
+    except gw.Error as e:
+        return e.name, e.text
+    finally:
+        flag(where, "over")
+        job.close()
+
+
+@pytest.mark.parametrize("how", ["wait", "step", "acquire"])
+def test_a_wait_that_the_jobs_deadline_ends_tells_who_is_missing(where, daemon, how):
+    """The code is that of a caller's own deadline, the text must not be."""
+    name, text = gw.run(2, waiting_rank, where, how, timeout=90)[0]
+    assert name == "GW_E_TIMEOUT" and "rank" in text and "1" in text, text
+    assert "stays valid" not in text and "60000 ms" not in text, text
+    assert how != "wait" or "'lonely'" in text
+
+
 # ---- the engine ----------------------------------------------------------------------------------
 
 
