@@ -130,6 +130,22 @@ int channel_start(struct engine *engine)
     return 0;
 }
 
+/* Who was on the way when the job ended is told so. After the shutdown gradwired's next hand-over
+ * fails, so none is lost between this and the process's end. */
+void channel_refuse(struct engine *engine, int code, const char *text)
+{
+    struct packet *packet = &engine->packet;
+
+    if (!engine->channel)
+        return;
+    (void)shutdown(watch_fd(engine->channel), SHUT_RD);
+    while (packet_receive(watch_fd(engine->channel), packet) == 1) {
+        for (unsigned i = 0; i < packet->fd_count; i++)
+            (void)packet_send_code(packet->fds[i], WIRE_CLOSE, 0, code, text);
+        packet_close_fds(packet);
+    }
+}
+
 void channel_end(struct engine *engine)
 {
     channel_close(engine);

@@ -228,6 +228,7 @@ void engine_stop(struct engine *engine, int code, const char *text)
         session_doom(session, code, "%s", text);
         session_close(session, text);
     }
+    channel_refuse(engine, code, text);
     remove_entry(engine);
     uv_stop(engine->loop);
 }

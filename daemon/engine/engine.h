@@ -102,6 +102,8 @@ struct job_callbacks engine_callbacks(struct engine *engine);
 /* ---- channel.c ---- */
 
 int channel_start(struct engine *engine);
+/* No client comes any more: those handed over but not started yet get CLOSE{code, text}. */
+void channel_refuse(struct engine *engine, int code, const char *text);
 void channel_end(struct engine *engine);
 
 /* ---- session.c ---- */

@@ -229,6 +229,19 @@ def test_told_to_stop_it_tells_its_clients(start, how):
     assert engine.wait() == 0
 
 
+def test_clients_on_the_way_when_the_job_ends_are_told(start):
+    engine = start()
+    engine.create()
+    os.kill(engine.process.pid, signal.SIGSTOP)
+    engine.channel.send(wire.frame("ENGINE_STOP"))
+    late = [engine.client(engine.tag) for _ in range(3)]
+    os.kill(engine.process.pid, signal.SIGCONT)
+    for client in late:
+        close = client.wait_closed()
+        assert close and close.code == "ENGINE_LOST" and close.reason
+    assert engine.wait() == 0
+
+
 def test_nonsense_on_the_channel_closes_only_the_channel(start):
     engine = start()
     client = engine.create()
