@@ -332,8 +332,11 @@ int rundir_entry_make(struct rundir *dir, uid_t uid, uint64_t started_ns,
         r = make_listener(dir, entry, &listen_fd);
     fd_close(&entry_fd);
     if (r < 0) {
+        int why = errno; /* the caller tells it */
+
         fd_close(&lock_fd);
         rundir_entry_remove(dir, entry);
+        errno = why;
         return r;
     }
     (void)snprintf(ret_entry, RUNDIR_ENTRY_BYTES, "%s", entry);

@@ -4,13 +4,14 @@
 ctest: timeout=300
 """
 import os
+import resource
 import signal
 import time
 
 import pytest
 
 import wire
-from conftest import SLOWER, Daemon, running, until
+from conftest import SLOWER, Daemon, running, serving, until
 
 
 def new_job(daemon):
@@ -51,6 +52,30 @@ def test_an_unknown_tag_is_told_with_its_name(make_daemon):
         client.send(wire.hello(bytes.fromhex("00112233445566ff")))
         close = client.wait_closed()
         assert close.code == "NOT_FOUND" and "00112233445566ff" in close.reason, close
+
+
+class Unsignalled(Daemon):
+    """A write past the limit of file sizes fails, as on a full disk, and does not kill."""
+
+    def command(self):
+        return ["env", "--ignore-signal=XFSZ", *super().command()]
+
+
+def test_without_room_for_an_entry_the_client_is_told_the_true_reason(runtime_dir, fake_engine,
+                                                                      tmp_path):
+    config = tmp_path / "conf"
+    config.write_text("[job]\nlinger = 0\n")
+    with serving(Unsignalled(runtime_dir, fake_engine, args=["--config", str(config)])) as daemon:
+        hard = resource.prlimit(daemon.pid, resource.RLIMIT_FSIZE)[1]
+        resource.prlimit(daemon.pid, resource.RLIMIT_FSIZE, (0, hard))
+        with wire.Connection.to(daemon.socket) as client:
+            client.send(wire.hello())
+            close = client.wait_closed()
+        assert close.code == "IO" and "File too large" in close.reason, close
+        assert daemon.entries() == []
+        resource.prlimit(daemon.pid, resource.RLIMIT_FSIZE, (hard, hard))
+        client, _ = new_job(daemon)
+        client.close()
 
 
 @pytest.mark.parametrize("mode,code,words", [
