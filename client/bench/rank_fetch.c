@@ -1,0 +1,154 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Ranks that measure fetches of stage 3. A mapped fetch of one unit is the all-gather that moves
+ * nothing; a private one that nobody foresaw is a miss; one that was prefetched is a hit. In a
+ * worker; one thread.
+ */
+#include "client/bench/rank.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "client/bench/values.h"
+
+enum { HIT_UNITS = 8 };
+
+struct fetcher {
+    gw_job *job;
+    struct rank_model model;
+    uint64_t miss_ns; /* how long a gather takes here, about */
+};
+
+static int fetcher_open(struct worker *worker)
+{
+    struct fetcher *f = calloc(1, sizeof *f);
+    const struct bench_case *what = worker->what;
+    struct gw_zero_options options = {
+        .struct_size = sizeof options,
+        .stage = 3,
+        .gather = what->variant == VARIANT_MAPPED ? GW_GATHER_MAPPED : GW_GATHER_PRIVATE,
+        .overlap_off = what->variant == VARIANT_MISS,
+        .ring_slots = 1,
+        .bucket_bytes = what->bytes < 1u << 20 ? what->bytes : 1u << 20,
+    };
+    int r;
+
+    if (f == NULL)
+        return worker_fail(worker, WORKER_FAILED, "rank %u: no memory", worker->rank);
+    worker->state = f;
+    f->model.units = what->variant == VARIANT_MAPPED ? 1 : HIT_UNITS;
+    f->model.numel = what->bytes / sizeof(float);
+    r = rank_join(worker, &f->job);
+    return r != 0 ? r : rank_seal(worker, f->job, &f->model, &options);
+}
+
+static int verify(struct worker *worker, uint32_t unit, bool all)
+{
+    const struct fetcher *f = (const struct fetcher *)worker->state;
+    uint64_t first = unit * f->model.numel, bad;
+    const float *values;
+    int r;
+
+    r = rank_check(worker, "parameter", gw_param_ptr(f->job, unit, &values));
+    if (r != 0 || (!all && values_spots(values, f->model.numel, first, 1.0f, 0.0f)))
+        return r;
+    bad = values_check(values, f->model.numel, first, 1.0f, 0.0f);
+    if (bad < f->model.numel)
+        return rank_wrong(worker, "fetched parameter", bad, values[bad],
+                          values_at(first + bad, 1.0f));
+    return 0;
+}
+
+/* Stands for the work between two fetches: long enough for the next unit to be gathered. */
+static void compute(uint64_t ns)
+{
+    struct timespec t = {(time_t)(ns / 1000000000u), (long)(ns % 1000000000u)};
+
+    (void)nanosleep(&t, NULL);
+}
+
+static int one_fetch(struct worker *worker, uint32_t unit, bool all, uint64_t *ret_ns)
+{
+    struct fetcher *f = (struct fetcher *)worker->state;
+    struct gw_token token;
+    uint64_t began = bench_now_ns();
+    int r;
+
+    r = rank_check(worker, "fetch", gw_fetch(f->job, unit, &token));
+    if (r == 0)
+        r = rank_wait(worker, f->job, "fetch", token);
+    *ret_ns = bench_now_ns() - began;
+    if (r == 0)
+        r = verify(worker, unit, all);
+    if (r == 0 && worker->what->variant == VARIANT_HIT)
+        compute(2 * f->miss_ns + 200000);
+    return r != 0 ? r : rank_check(worker, "release", gw_release(f->job, unit));
+}
+
+static int end_step(struct worker *worker)
+{
+    const struct fetcher *f = (const struct fetcher *)worker->state;
+    struct gw_verdict verdict;
+    struct gw_token token;
+    int r;
+
+    r = rank_check(worker, "end step", gw_step_end(f->job, &token));
+    return r != 0
+               ? r
+               : rank_check(worker, "wait for step", gw_wait_step(f->job, RANK_WAIT_NS, &verdict));
+}
+
+/* What the counters must say: a mapped gather moves nothing, and hits are hits. */
+static int check_counters(struct worker *worker)
+{
+    const struct fetcher *f = (const struct fetcher *)worker->state;
+    struct gw_stats stats = {.struct_size = sizeof stats};
+    uint64_t moved;
+    int r;
+
+    r = rank_check(worker, "figures", gw_stats_sync(f->job, RANK_WAIT_NS, &stats));
+    moved = stats.kinds[GW_KIND_ALL_GATHER].moved_bytes;
+    if (r == 0 && worker->what->variant == VARIANT_MAPPED && moved != 0)
+        return worker_fail(worker, WORKER_WRONG, "rank %u: mapped fetches moved %llu bytes",
+                           worker->rank, (unsigned long long)moved);
+    if (r == 0 && worker->what->variant == VARIANT_HIT && stats.prefetch_hits == 0)
+        return worker_fail(worker, WORKER_FAILED, "rank %u: nothing was prefetched", worker->rank);
+    return r;
+}
+
+/* Steps of one pass over all units; the first is looked at everywhere and not timed. Of a step of
+ * hits, the first unit is none. */
+static int fetcher_run(struct worker *worker, uint64_t iterations)
+{
+    struct fetcher *f = (struct fetcher *)worker->state;
+    bool hits = worker->what->variant == VARIANT_HIT;
+    uint32_t first = hits ? 1 : 0;
+    uint64_t per_step = f->model.units - first, steps = (iterations + per_step - 1) / per_step;
+    uint64_t ns = 0;
+    int r = 0;
+
+    for (uint64_t step = 0; r == 0 && step <= steps; step++) {
+        for (uint32_t unit = 0; r == 0 && unit < f->model.units; unit++) {
+            r = one_fetch(worker, unit, step == 0, &ns);
+            if (r == 0 && step > 0 && unit >= first)
+                worker_sample(worker, ns);
+            if (r == 0 && step == 0 && unit == 0 && f->miss_ns == 0)
+                f->miss_ns = ns;
+        }
+        if (r == 0 && hits)
+            r = end_step(worker);
+    }
+    return r != 0 ? r : check_counters(worker);
+}
+
+static void fetcher_close(struct worker *worker)
+{
+    struct fetcher *f = (struct fetcher *)worker->state;
+
+    if (f != NULL)
+        gw_job_close(f->job);
+    free(f);
+}
+
+const struct worker_ops worker_fetch = {fetcher_open, fetcher_run, fetcher_close};
