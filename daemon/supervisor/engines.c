@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -230,17 +231,34 @@ static const char *take_stats(struct engine *engine, struct packet *packet)
     return NULL;
 }
 
+/* The sender may have ended since, and its number be another user's process, which is not ours to
+ * watch or kill. What the number said is true if the process has not ended by then. */
+static bool is_of_user(int pidfd, pid_t pid, uid_t uid)
+{
+    struct stat status;
+    char path[32];
+
+    (void)snprintf(path, sizeof(path), "/proc/%d", (int)pid);
+    return stat(path, &status) == 0 && status.st_uid == uid &&
+           syscall(SYS_pidfd_send_signal, pidfd, 0, NULL, 0) == 0;
+}
+
 static const char *take_process(struct engine *engine, const struct packet *packet)
 {
+    int pidfd;
+
     if (!packet->sender_known || packet->sender_uid != engine->uid)
         return "the answer does not come from its user";
     /* 0: of a process outside of our view; then the lock has to tell its end. */
-    if (engine->process == NULL && packet->sender_pid > 0) {
-        engine->pid = packet->sender_pid;
-        if (engine_set_process(engine, (int)syscall(SYS_pidfd_open, engine->pid, 0)) < 0)
-            return "its process cannot be watched";
+    if (engine->process != NULL || packet->sender_pid <= 0)
+        return NULL;
+    engine->pid = packet->sender_pid;
+    pidfd = (int)syscall(SYS_pidfd_open, engine->pid, 0);
+    if (pidfd >= 0 && !is_of_user(pidfd, engine->pid, engine->uid)) {
+        fd_close(&pidfd);
+        return NULL; /* the lock, likewise */
     }
-    return NULL;
+    return engine_set_process(engine, pidfd) < 0 ? "its process cannot be watched" : NULL;
 }
 
 static void on_ready(struct engine *engine, const struct wire_msg *msg, struct packet *packet)
