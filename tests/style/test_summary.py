@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""tests/summary.py on what CTest really writes: nothing that failed may be counted as anything else."""
+"""tests/summary.py on what CTest really writes: what failed is never counted as anything else."""
 import os
 import pathlib
 import subprocess
@@ -28,7 +28,7 @@ PYTEST = """\
 <testsuites><testsuite>
 <testcase classname="t" name="one"/>
 <testcase classname="t" name="two"><failure message="no">x</failure></testcase>
-<testcase classname="t" name="three"><skipped type="pytest.skip" message="no root">x</skipped></testcase>
+<testcase classname="t" name="three"><skipped type="pytest.skip" message="no root"/></testcase>
 <testcase classname="t" name="four"><error message="fixture">x</error></testcase>
 </testsuite></testsuites>
 """
