@@ -65,7 +65,8 @@ void channel_die(struct channel *channel, int code, const char *text)
     pthread_cond_broadcast(&channel->cond);
 }
 
-/* Before WELCOME the other side is gradwired, and no job is lost yet. */
+/* Before WELCOME the other side is gradwired, or an engine that ended as it took us over; no job is
+ * lost yet. */
 void channel_lost(struct channel *channel)
 {
     char text[sizeof(channel->dead_text)];
@@ -77,7 +78,7 @@ void channel_lost(struct channel *channel)
                  channel->engine);
     else
         snprintf(text, sizeof(text),
-                 "gradwired closed the connection before a welcome; its log tells why");
+                 "gradwired or the job's engine has ended before a welcome; its log tells why");
     channel_die(channel, channel->welcomed ? GW_E_ENGINE_LOST : GW_E_NO_DAEMON, text);
 }
 
