@@ -399,9 +399,13 @@ class Ranks:
             result = ("hung", None)
             while time.monotonic() < deadline:
                 try:
+                    # A forked child may hold the pipe open: its end is not the process's end.
+                    ended = not p.is_alive()
                     if pipe.poll(0.05):
                         result = pipe.recv()
                         break
+                    if ended:
+                        raise EOFError
                 except EOFError:
                     p.join(5)
                     result = ("died", p.exitcode)
