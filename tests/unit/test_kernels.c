@@ -270,6 +270,55 @@ static void copying_onto_itself_moves_nothing(void **state)
     assert_int_equal(kernel_copy(inputs[0], inputs[1], 64), 64);
 }
 
+/* Large results take another way (past the caches), aligned or not, and may lie in an input. */
+static void large_sums_are_the_tree(uint32_t n, uint32_t shift, bool in_place)
+{
+    enum { COUNT = 1100003 };
+    float *memory = malloc((n + 1) * (COUNT + 8) * sizeof(float)), *in[4] = {0};
+    float *before_sum = malloc(COUNT * sizeof(float)), *out;
+    struct kernel_moved moved = {0, 0};
+
+    assert_non_null(memory);
+    assert_non_null(before_sum);
+    for (uint32_t i = 0; i < n; i++) {
+        in[i] = memory + i * (COUNT + 8) + shift;
+        for (uint32_t at = 0; at < COUNT; at++)
+            in[i][at] = inputs[i][at % MOST] + (float)(at % 1000);
+    }
+    for (uint32_t at = 0; at < COUNT; at++)
+        before_sum[at] = tree((const float *const *)in, n, at);
+    out = in_place ? in[n - 1] : memory + n * (COUNT + 8) + shift;
+    out[COUNT] = 42.0f;
+    kernel_reduce(&(struct kernel_reduce){.in = (const float *const *)in,
+                                          .n = n,
+                                          .out = &out,
+                                          .outs = 1,
+                                          .count = COUNT,
+                                          .scale = 0.3f},
+                  &moved);
+    for (uint32_t at = 0; at < COUNT; at++) {
+        volatile float expected = before_sum[at];
+        expected = expected * 0.3f;
+        assert_bits(out[at], expected, n, COUNT, at);
+    }
+    assert_true(out[COUNT] == 42.0f);
+    assert_int_equal(moved.read, (uint64_t)n * COUNT * 4);
+    assert_int_equal(moved.written, (uint64_t)COUNT * 4);
+    free(memory);
+    free(before_sum);
+}
+
+static void large_sums_are_the_tree_wherever_they_lie(void **state)
+{
+    (void)state;
+    fill();
+    for (uint32_t n = 1; n <= 4; n++)
+        for (uint32_t shift = 0; shift < 4; shift += 3) {
+            large_sums_are_the_tree(n, shift, false);
+            large_sums_are_the_tree(n, shift, true);
+        }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -279,6 +328,7 @@ int main(void)
         cmocka_unit_test(outputs_may_be_inputs),
         cmocka_unit_test(add_overwrites_or_adds),
         cmocka_unit_test(copying_onto_itself_moves_nothing),
+        cmocka_unit_test(large_sums_are_the_tree_wherever_they_lie),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

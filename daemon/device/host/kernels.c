@@ -7,7 +7,13 @@
 #include "daemon/device/host/kernels.h"
 
 #include <string.h>
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
 
+/* From so many bytes of inputs and result on, the result is stored past the caches: they would not
+ * hold it until somebody reads it, and a line that is written whole need not be read first. */
+#define PAST_BYTES (8u << 20)
 #define LANES 16u
 #define DEPTH 5u /* binary counter over 16 groups of four inputs */
 
@@ -96,6 +102,100 @@ static void scale_add_to(float *restrict to, const float *restrict from, float s
     }
 }
 
+typedef float vec __attribute__((vector_size(16), may_alias));
+typedef float loose_vec __attribute__((vector_size(16), aligned(4), may_alias));
+
+static inline vec load(const float *from)
+{
+    return *(const loose_vec *)from;
+}
+
+static inline void store(float *to, vec values, bool past)
+{
+#ifdef __SSE2__
+    if (past)
+        _mm_stream_ps(to, (__m128)values);
+    else
+#endif
+        *(loose_vec *)to = values;
+    (void)past;
+}
+
+/* Stores past the caches are in no order with others: before anybody is told, they are done. */
+static void settle(bool past)
+{
+#ifdef __SSE2__
+    if (past)
+        _mm_sfence();
+#endif
+    (void)past;
+}
+
+static float tree_at(const float *const in[4], uint32_t n, size_t i)
+{
+    if (n == 1)
+        return in[0][i];
+    if (n == 2)
+        return in[0][i] + in[1][i];
+    return n == 3 ? (in[0][i] + in[1][i]) + in[2][i]
+                  : (in[0][i] + in[1][i]) + (in[2][i] + in[3][i]);
+}
+
+/* Scaled tree over n <= 4 inputs, in one go: no pass over a buffer between. `to` may be an input:
+ * element i is stored after the elements i are read. Inlined with a constant n and past. */
+static inline __attribute__((always_inline)) void
+direct_n(float *to, const float *const in[4], uint32_t n, float scale, size_t count, bool past)
+{
+    const vec factor = {scale, scale, scale, scale};
+    size_t i = 0;
+
+    /* A store past the caches must be aligned. */
+    for (; past && i < count && ((uintptr_t)(to + i) & 15u) != 0; i++)
+        to[i] = tree_at(in, n, i) * scale;
+    for (; i + 4 <= count; i += 4) {
+        vec sum = load(in[0] + i);
+        if (n > 1)
+            sum = sum + load(in[1] + i);
+        if (n == 3)
+            sum = sum + load(in[2] + i);
+        if (n == 4)
+            sum = sum + (load(in[2] + i) + load(in[3] + i));
+        store(to + i, sum * factor, past);
+    }
+    for (; i < count; i++)
+        to[i] = tree_at(in, n, i) * scale;
+}
+
+static inline __attribute__((always_inline)) void
+direct(float *to, const float *const in[4], uint32_t n, float scale, size_t count, bool past)
+{
+    if (n == 1)
+        direct_n(to, in, 1, scale, count, past);
+    else if (n == 2)
+        direct_n(to, in, 2, scale, count, past);
+    else if (n == 3)
+        direct_n(to, in, 3, scale, count, past);
+    else
+        direct_n(to, in, 4, scale, count, past);
+}
+
+/* A chunk of few inputs with one result that is not added to. */
+static void direct_chunk(const struct kernel_reduce *reduce, uint64_t at, size_t count, bool past,
+                         struct kernel_moved *moved)
+{
+    const float *in[4] = {0};
+
+    for (uint32_t i = 0; i < reduce->n; i++) {
+        in[i] = input(reduce, i, at);
+        moved->read += reduce->in[i] ? count * sizeof(float) : 0;
+    }
+    if (past)
+        direct(reduce->out[0] + at, in, reduce->n, reduce->scale, count, true);
+    else
+        direct(reduce->out[0] + at, in, reduce->n, reduce->scale, count, false);
+    moved->written += count * sizeof(float);
+}
+
 static double lanes_sum(double lane[LANES])
 {
     for (size_t width = LANES / 2; width > 0; width /= 2)
@@ -156,12 +256,20 @@ static void finish_chunk(const struct kernel_reduce *reduce, uint64_t at, size_t
 void kernel_reduce(const struct kernel_reduce *reduce, struct kernel_moved *moved)
 {
     float level[DEPTH][KERNEL_CHUNK] __attribute__((aligned(64)));
+    bool is_direct = reduce->n <= 4 && reduce->outs == 1 && !reduce->accumulate;
+    /* Not where the result is read again at once, for its norm. */
+    bool past = is_direct && !reduce->partials &&
+                reduce->count >= PAST_BYTES / sizeof(float) / (reduce->n + 1);
 
     for (uint64_t at = 0; at < reduce->count; at += KERNEL_CHUNK) {
         uint64_t rest = reduce->count - at;
         size_t count = rest < KERNEL_CHUNK ? (size_t)rest : KERNEL_CHUNK;
-        sum_chunk(reduce, reduce->first + at, count, level);
-        finish_chunk(reduce, reduce->first + at, count, level[0], moved);
+        if (is_direct) {
+            direct_chunk(reduce, reduce->first + at, count, past, moved);
+        } else {
+            sum_chunk(reduce, reduce->first + at, count, level);
+            finish_chunk(reduce, reduce->first + at, count, level[0], moved);
+        }
         if (reduce->partials) {
             const float *values = reduce->out[0] + reduce->first + at;
             struct kernel_partial *partial = &reduce->partials[at / KERNEL_CHUNK];
@@ -169,6 +277,7 @@ void kernel_reduce(const struct kernel_reduce *reduce, struct kernel_moved *move
             partial->nonfinite = nonfinite_of(values, count);
         }
     }
+    settle(past);
 }
 
 void kernel_add(float *out, const float *in, uint64_t count, bool accumulate)
