@@ -581,14 +581,15 @@ void session_start(struct engine *engine, int fd, const uint8_t *hello, size_t h
     wire_free(msg);
     TAILQ_INSERT_TAIL(&engine->sessions, session, link);
     engine->session_count++;
-    r = make_pages(session);
-    if (r < 0)
-        fd_close(&fd);
-    else
-        r = make_watches(session, fd);
+    r = make_watches(session, fd); /* first: the socket tells what follows */
+    if (r == 0)
+        r = make_pages(session);
     if (r < 0) {
         log_line("client %s (pid %d) cannot be served: no memory or descriptors", session->client,
                  (int)session->pid);
+        session_doom(session, r,
+                     "the job's engine has no memory or descriptors for another client: raise its "
+                     "limits, or free buffers");
         session_close(session, "it could not be served");
         return;
     }

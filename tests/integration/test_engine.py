@@ -9,6 +9,7 @@ import hashlib
 import mmap
 import os
 import random
+import resource
 import signal
 import socket
 import struct
@@ -309,6 +310,21 @@ def test_impossible_ranks_cannot_create(start, rank, world):
     with contextlib.suppress(wire.Closed):
         reply = client.receive()
         assert (reply.type, reply.code) in (("DONE", "INVALID"), ("CLOSE", "PROTOCOL")), reply
+
+
+@pytest.mark.parametrize("room", [1, 2, 3, 4])
+def test_a_client_for_whom_no_descriptor_is_left_is_told(start, room):
+    engine = start()
+    keep = engine.create()
+    used = {int(fd) for fd in os.listdir(f"/proc/{engine.process.pid}/fd")}
+    limit = [n for n in range(len(used) + room) if n not in used][room - 1] + 1
+    hard = resource.prlimit(engine.process.pid, resource.RLIMIT_NOFILE)[1]
+    resource.prlimit(engine.process.pid, resource.RLIMIT_NOFILE, (limit, hard))
+    close = engine.client(engine.tag).wait_closed()
+    assert close and close.code == "LIMIT" and "descriptors" in close.reason, close
+    assert keep.ask("STATS_GET", request=3).type == "STATS"
+    resource.prlimit(engine.process.pid, resource.RLIMIT_NOFILE, (hard, hard))
+    engine.welcomed(engine.tag)
 
 
 def test_another_version_or_tag_is_told(start):
