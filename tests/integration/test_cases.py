@@ -441,6 +441,56 @@ def test_c06_killed_rank_is_told_to_the_others(where, fork):
         assert seconds < 10
 
 
+def c06_big_rank(rank, world, where):
+    """Rank 1 holds 32 MiB; the others stay in the broken job until they are told to go."""
+    job = join(rank, world, where)
+    job.barrier()
+    if rank == 1:
+        job.buffer(32 << 20)
+        open(where["id"] + ".up", "w").close()
+        time.sleep(60)
+    while not os.path.exists(where["id"] + ".over"):
+        time.sleep(0.01)
+    job.close()
+
+
+def c06_other_rank(rank, world, where):
+    job = join(rank, world, where)
+    buf = job.buffer(4096)
+    rounds = 0
+    while rounds < 20 or not os.path.exists(where["id"] + ".over"):
+        buf.floats[0] = rank + 1.0
+        buf.floats[1] = float(os.path.exists(where["id"] + ".over"))
+        job.wait(job.all_reduce(buf.at(), buf.at(), 8))
+        assert buf.floats[0] == 3.0
+        rounds += 1
+        if buf.floats[1] > 0:  # agreed: some rank has seen the end
+            break
+    job.close()
+    return rounds
+
+
+def test_c06_memory_of_a_killed_rank_goes_and_other_jobs_go_on(where, daemon, tmp_path):
+    other = dict(where, id=str(tmp_path / "other.id"))
+    bystanders = gw.Ranks(2, c06_other_rank, 2, other)
+    ranks = gw.Ranks(3, c06_big_rank, 3, where)
+    deadline = time.monotonic() + 30
+    while not os.path.exists(where["id"] + ".up") and time.monotonic() < deadline:
+        time.sleep(0.02)
+    before, t0 = daemon.shm_bytes(), time.monotonic()
+    assert before >= 32 << 20
+    ranks.kill(1)
+    while daemon.shm_bytes() > before - (32 << 20) and time.monotonic() < t0 + 10:
+        time.sleep(0.01)
+    print(f"the memory was gone after {time.monotonic() - t0:.3f} s")
+    after = daemon.shm_bytes()
+    for path in (where["id"], other["id"]):
+        open(path + ".over", "w").close()
+    assert after <= before - (32 << 20)
+    assert all(kind == "ok" and rounds > 0 for kind, rounds in bystanders.join(40))
+    ranks.join(40)
+
+
 def c07_rank(rank, world, where, what):
     job = join(rank, world, where)
     buf = job.buffer(4096)
