@@ -4,8 +4,8 @@
  * with nothing to agree on. A worker; its second thread lives from open to close.
  *
  * Reduce-scatter of S bytes on n ranks: reads n arrays of S, writes one. All-reduce: reads n,
- * writes n. All-gather: reads one, writes n (every rank's copy). A pass of small arrays is repeated within
- * one sample, so that what starting it costs is not in it.
+ * writes n. All-gather: reads one, writes n (every rank's copy). A pass of small arrays is repeated
+ * within one sample, so that what starting it costs is not in it.
  */
 #include <pthread.h>
 #include <stdlib.h>
