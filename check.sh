@@ -61,8 +61,8 @@ run_tests() {
     rm -rf "build/$preset/junit" "build/$preset/reports" "build/$preset/ctest.xml"
     mkdir -p "build/$preset/junit" "build/$preset/reports"
     step "$preset" test "${fixed[@]}" ctest --test-dir "build/$preset" -j "$jobs" \
-        --output-on-failure --no-tests=error --output-junit ctest.xml --test-output-size-passed 10000000 \
-        --test-output-size-failed 10000000 "${which[@]}"
+        --output-on-failure --no-tests=error --output-junit ctest.xml \
+        --test-output-size-passed 10000000 --test-output-size-failed 10000000 "${which[@]}"
 }
 
 for preset in "${presets[@]}"; do

@@ -7,6 +7,10 @@
 
 gw_deps_has_command() { command -v "$1" >/dev/null 2>&1; }
 gw_deps_has_library() { pkg-config --exists "$1" 2>/dev/null; }
+# mpi.h of the MPI named; its compiler says where, if it is there.
+gw_deps_has_mpi_header() {
+    echo '#include <mpi.h>' | "mpicc.$1" -fsyntax-only -x c - >/dev/null 2>&1
+}
 # The Python that tests/CMakeLists.txt will take: the system's own, else any.
 gw_deps_has_module() {
     /usr/bin/python3 -c "import $1" 2>/dev/null || python3 -c "import $1" 2>/dev/null
@@ -34,6 +38,8 @@ libcmocka-dev library cmocka
 python3-pytest module pytest
 python3-jsonschema module jsonschema
 mandoc command mandoc
+mpich command mpirun.mpich
+libmpich-dev mpi_header mpich
 systemd command systemd-analyze
 "
 
