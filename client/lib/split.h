@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The rank's waits, split into late, queued, exposed and wakeup (DESIGN, section 2). Waits of
+ * The rank's waits, split into late, queued, exposed and wakeup. Waits of
  * several threads are united per step before lengths are taken: of each new wait only the part that
  * no earlier wait of the step covers is split and added. Own lock; any thread.
  */

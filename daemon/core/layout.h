@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Layout: which parameter lies in which bucket, and who owns what. A pure function of parameters,
- * stage, world and sizes (DESIGN: "Words"), used by engine, plan and tests alike. Pure; any thread.
+ * stage, world and sizes, used by engine, plan and tests alike. Pure; any thread.
  *
  * Stages 0-2 ignore units: parameters in registration order without gaps; a bucket closes when the
  * next parameter does not fit; a larger parameter starts a bucket of its own and is cut at the

@@ -9,7 +9,7 @@
  *    one node its moved_bytes (of control: nothing).
  *  - cross_node_bytes: what one node sends to the others; the busiest node's. Ranks lie on nodes in
  *    blocks, in order, the first world % nodes blocks one rank larger. A node sends one partial sum
- *    per maximal aligned subtree of its ranks (DESIGN 3.1): one, where blocks are aligned.
+ *    per maximal aligned subtree of its ranks: one, where blocks are aligned.
  */
 #ifndef GW_CORE_PLAN_H
 #define GW_CORE_PLAN_H

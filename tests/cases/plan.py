@@ -7,7 +7,7 @@ counted ones, and the tests compare daemon/core/layout with make_layout(). It sh
 the service, so that one mistake cannot be in both.
 
     expected(parameters, stage=2, ranks=4, bucket_bytes=1 << 20) -> dict, per step and rank
-    plan.py shared/models/gpt2-345m.tsv --stage 3 --ranks 4 --bucket 100000000
+    plan.py gpt2-345m.tsv --stage 3 --ranks 4 --bucket 100000000
 
 Sizes are elements of 4 bytes unless the name ends in _bytes. Figures are one rank's.
 """
