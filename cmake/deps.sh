@@ -6,6 +6,10 @@
 # manager: what is there already, from wherever, is not installed again.
 
 gw_deps_has_command() { command -v "$1" >/dev/null 2>&1; }
+# pip, or what makes a virtual environment that has it (cmake/cuda-wheels.sh).
+gw_deps_has_pip() {
+    python3 -c "import pip" 2>/dev/null || python3 -c "import ensurepip" 2>/dev/null
+}
 gw_deps_has_library() { pkg-config --exists "$1" 2>/dev/null; }
 # mpi.h of the MPI named; its compiler says where, if it is there.
 gw_deps_has_mpi_header() {
@@ -31,9 +35,10 @@ libsystemd-dev library libsystemd
 libjansson-dev library jansson
 libinih-dev library inih
 python3 command python3
+python3-venv pip venv
+g++ command g++
 "
 gw_deps_test="
-g++ command g++
 libcmocka-dev library cmocka
 python3-pytest module pytest
 python3-jsonschema module jsonschema

@@ -41,14 +41,15 @@
     X(BUFFER_NEW, 25, buffer_new, BufferNew, buffer_new)                                           \
     X(BUFFER_MADE, 26, buffer_made, BufferMade, buffer_made)                                       \
     X(BUFFER_FREE, 27, buffer_free, BufferFree, buffer_free)                                       \
+    X(BUFFER_IMPORT, 28, buffer_import, BufferImport, buffer_import)                               \
     X(OP, 30, op, Op, op)                                                                          \
     X(READY, 31, ready, Ready, ready)                                                              \
     X(ACQUIRE, 32, acquire, Acquire, acquire)                                                      \
     X(ACQUIRED, 33, acquired, Acquired, acquired)                                                  \
     X(MICRO_END, 34, empty, MicroEnd, micro_end)                                                   \
-    X(STEP_END, 35, empty, StepEnd, step_end)                                                      \
+    X(STEP_END, 35, after, StepEnd, step_end)                                                      \
     X(UPDATE_BEGIN, 36, empty, UpdateBegin, update_begin)                                          \
-    X(UPDATE_COMMIT, 37, empty, UpdateCommit, update_commit)                                       \
+    X(UPDATE_COMMIT, 37, after, UpdateCommit, update_commit)                                       \
     X(FETCH, 38, unit, Fetch, fetch)                                                               \
     X(RELEASE, 39, unit, Release, release)                                                         \
     X(PARAM_IO, 40, param_io, ParamIo, param_io)                                                   \
@@ -66,7 +67,9 @@
     X(STOP, 65, stop, Stop, stop)                                                                  \
     X(ENGINE_READY, 80, engine_ready, EngineReady, engine_ready)                                   \
     X(HANDOVER, 81, handover, Handover, handover)                                                  \
-    X(ENGINE_STOP, 82, empty, EngineStop, engine_stop)
+    X(ENGINE_STOP, 82, empty, EngineStop, engine_stop)                                             \
+    X(LEASE_GET, 83, lease_get, LeaseGet, lease_get)                                               \
+    X(LEASE, 84, lease, Lease, lease)
 
 enum wire_type {
 #define WIRE_TYPE_ENUM(name, value, member, message, lower) WIRE_##name = value,
@@ -88,8 +91,15 @@ enum gw_arena_kind {
     GW_ARENA_STAGING = 9,       /* GW_STAGING_BYTES */
     GW_ARENA_SHARED_PARAMS = 10, /* stage 3 mapped: all buckets, one for the job */
     GW_ARENA_BUFFER = 11,       /* a registered buffer; index: its id */
+    GW_ARENA_VERDICT = 12,      /* struct gw_shm_verdict in device memory, per rank */
     GW_ARENA_KINDS
 };
+
+/* Where a job's bulk memory lies, and who orders its steps: the host, or streams of GPUs. */
+enum gw_device_kind { GW_DEVICE_HOST = 0, GW_DEVICE_CUDA = 1, GW_DEVICE_KINDS };
+
+#define GW_GPU_BYTES 16u        /* UUID of a GPU */
+#define GW_IPC_HANDLE_BYTES 64u /* of CUDA */
 
 enum wire_op_kind {
     WIRE_OP_REDUCE_SCATTER = 1,
@@ -106,12 +116,20 @@ struct wire_param {
     uint32_t flags;
 };
 
+/* Tokens on the client's own timelines. */
+struct wire_after {
+    uint32_t tokens; /* <= GW_READY_TOKENS */
+    uint32_t timeline[GW_READY_TOKENS];
+    uint64_t value[GW_READY_TOKENS];
+};
+
 struct wire_seal {
     uint32_t stage, accumulate, gather, unused, overlap_off;
     uint32_t ring_slots, micro_steps, shard_align_bytes;
     uint64_t bucket_bytes;
     double scale, clip_norm;
     uint64_t gather_bytes, prefetch_bytes;
+    uint32_t order; /* enum gw_order */
 };
 
 struct wire_op {
@@ -119,6 +137,8 @@ struct wire_op {
     uint32_t send_buffer, recv_buffer;
     uint64_t sequence, count, send_offset, recv_offset;
     double scale;
+    uint32_t order; /* enum gw_order */
+    struct wire_after after;
     char name[GW_LABEL_MAX + 1];
 };
 
@@ -133,6 +153,7 @@ struct wire_job {
     uint8_t tag[GW_TAG_BYTES];
     const char *name;
     const char *wait;
+    const char *device, *fabric;
     uint32_t uid, engine_pid, state, world, ranks_present, stage, generation;
     uint64_t steps, age_ns, memory_bytes;
     uint64_t calls[GW_KINDS], payload_bytes[GW_KINDS], moved_bytes[GW_KINDS];
@@ -165,14 +186,19 @@ struct wire_msg {
             int64_t linger_ns;
             uint64_t link_bytes_per_s;
             char name[GW_LABEL_MAX + 1];
+            uint32_t device, gpu_bytes; /* gpu_bytes: 0 or GW_GPU_BYTES */
+            uint8_t gpu[GW_GPU_BYTES];
         } job_create;
         struct {
             uint32_t rank, world, id_bytes;
             uint8_t id[GW_ID_MAX];
+            uint32_t device, gpu_bytes;
+            uint8_t gpu[GW_GPU_BYTES];
         } join;
         struct {
             uint32_t generation, id_bytes;
             uint8_t id[GW_ID_MAX];
+            uint32_t device;
         } joined;
         struct {
             uint32_t count;
@@ -194,31 +220,38 @@ struct wire_msg {
             uint32_t kind, index;
         } arena_get;
         struct {
-            uint64_t bytes;
+            uint64_t bytes, mapped_bytes;
+            uint32_t device; /* enum gw_device_kind */
         } arena;
         struct {
             uint64_t bytes;
         } buffer_new;
         struct {
             uint32_t buffer;
-            uint64_t bytes;
+            uint64_t bytes, mapped_bytes;
         } buffer_made;
         struct {
             uint32_t buffer;
         } buffer_free;
+        struct {
+            uint8_t handle[GW_IPC_HANDLE_BYTES];
+            uint64_t allocation_bytes, offset, bytes;
+        } buffer_import;
+        struct wire_after after;
         struct wire_op op;
         struct {
             uint32_t count; /* 1..GW_READY_PER_FRAME */
             struct wire_ready_entry *entries;
         } ready;
         struct {
-            uint32_t bucket;
+            uint32_t bucket, ordered;
         } acquire;
         struct {
-            uint32_t slot;
+            uint32_t slot, launched;
         } acquired;
         struct {
             uint32_t unit;
+            struct wire_after after;
         } unit;
         struct {
             uint32_t write, param;
@@ -263,6 +296,14 @@ struct wire_msg {
             size_t hello_bytes;
             const uint8_t *hello;
         } handover;
+        struct {
+            char gpu[GW_LABEL_MAX + 1];
+        } lease_get;
+        struct {
+            int32_t code;
+            char gpu[GW_LABEL_MAX + 1];
+            char text[GW_TEXT_MAX + 1];
+        } lease;
     } u;
 };
 

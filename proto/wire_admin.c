@@ -60,6 +60,8 @@ static const struct wire_field job[] = {
     WIRE_BYTES_EXACT(Job, struct wire_job, , tag),
     WIRE_TEXT_AT(Job, struct wire_job, , name, 0, GW_LABEL_MAX),
     WIRE_TEXT_AT(Job, struct wire_job, , wait, 0, GW_TEXT_MAX),
+    WIRE_TEXT_AT(Job, struct wire_job, , device, 0, GW_LABEL_MAX),
+    WIRE_TEXT_AT(Job, struct wire_job, , fabric, 0, GW_LABEL_MAX),
     WIRE_U32(Job, struct wire_job, , uid, 0, UINT32_MAX),
     WIRE_U32(Job, struct wire_job, , engine_pid, 0, UINT32_MAX),
     WIRE_U32(Job, struct wire_job, , state, 0, UINT32_MAX),
@@ -114,3 +116,15 @@ static const struct wire_field handover[] = {
 WIRE_MESSAGE(handover, handover, NULL);
 
 WIRE_MESSAGE_EMPTY(engine_stop);
+
+static const struct wire_field lease_get[] = {
+    WIRE_TEXT(LeaseGet, MSG, u.lease_get., gpu, 1),
+};
+WIRE_MESSAGE(lease_get, lease_get, NULL);
+
+static const struct wire_field lease[] = {
+    WIRE_SCALAR(WIRE_F_S32, Lease, code, MSG, u.lease.code, -4095, 0),
+    WIRE_TEXT(Lease, MSG, u.lease., gpu, 1),
+    WIRE_TEXT(Lease, MSG, u.lease., text, 0),
+};
+WIRE_MESSAGE(lease, lease, NULL);

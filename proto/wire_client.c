@@ -59,12 +59,22 @@ static const struct wire_field job_create[] = {
     WIRE_SCALAR(WIRE_F_S64, JobCreate, linger_ns, MSG, u.job_create.linger_ns, -1, INT64_MAX),
     WIRE_U64(JobCreate, MSG, u.job_create., link_bytes_per_s, UINT64_MAX),
     WIRE_TEXT(JobCreate, MSG, u.job_create., name, 0),
+    WIRE_U32(JobCreate, MSG, u.job_create., device, 0, GW_DEVICE_KINDS - 1),
+    WIRE_BYTES(JobCreate, MSG, u.job_create., gpu, gpu_bytes, 0),
 };
+
+/* A GPU is named where there is one, and nowhere else. */
+static bool place_good(uint32_t device, uint32_t gpu_bytes)
+{
+    return gpu_bytes == (device == GW_DEVICE_HOST ? 0 : GW_GPU_BYTES);
+}
 
 static int check_job_create(const void *checked)
 {
     const struct wire_msg *msg = checked;
 
+    if (!place_good(msg->u.job_create.device, msg->u.job_create.gpu_bytes))
+        return GW_E_INVALID;
     return msg->u.job_create.rank >= msg->u.job_create.world ? GW_E_INVALID : 0;
 }
 
@@ -74,12 +84,16 @@ static const struct wire_field join[] = {
     WIRE_U32(Join, MSG, u.join., rank, 0, GW_RANKS_MAX - 1),
     WIRE_U32(Join, MSG, u.join., world, 1, GW_RANKS_MAX),
     WIRE_BYTES(Join, MSG, u.join., id, id_bytes, 1),
+    WIRE_U32(Join, MSG, u.join., device, 0, GW_DEVICE_KINDS - 1),
+    WIRE_BYTES(Join, MSG, u.join., gpu, gpu_bytes, 0),
 };
 
 static int check_join(const void *checked)
 {
     const struct wire_msg *msg = checked;
 
+    if (!place_good(msg->u.join.device, msg->u.join.gpu_bytes))
+        return GW_E_INVALID;
     return msg->u.join.rank >= msg->u.join.world ? GW_E_INVALID : 0;
 }
 
@@ -88,6 +102,7 @@ WIRE_MESSAGE(join, join, check_join);
 static const struct wire_field joined[] = {
     WIRE_U32(Joined, MSG, u.joined., generation, 0, UINT32_MAX),
     WIRE_BYTES(Joined, MSG, u.joined., id, id_bytes, 0),
+    WIRE_U32(Joined, MSG, u.joined., device, 0, GW_DEVICE_KINDS - 1),
 };
 WIRE_MESSAGE(joined, joined, NULL);
 
@@ -128,6 +143,7 @@ WIRE_MESSAGE(buffer_new, buffer_new, NULL);
 static const struct wire_field buffer_made[] = {
     WIRE_U32(BufferMade, MSG, u.buffer_made., buffer, 0, UINT32_MAX),
     WIRE_U64(BufferMade, MSG, u.buffer_made., bytes, UINT64_MAX),
+    WIRE_U64(BufferMade, MSG, u.buffer_made., mapped_bytes, UINT64_MAX),
 };
 WIRE_MESSAGE(buffer_made, buffer_made, NULL);
 
@@ -135,6 +151,34 @@ static const struct wire_field buffer_free[] = {
     WIRE_U32(BufferFree, MSG, u.buffer_free., buffer, 0, UINT32_MAX),
 };
 WIRE_MESSAGE(buffer_free, buffer_free, NULL);
+
+int wire_check_after(const struct wire_after *after)
+{
+    for (uint32_t i = 0; i < after->tokens; i++) {
+        if (after->timeline[i] >= GW_TIMELINES_MAX)
+            return GW_E_INVALID;
+    }
+    return 0;
+}
+
+static const struct wire_field buffer_import[] = {
+    WIRE_BYTES_EXACT(BufferImport, MSG, u.buffer_import., handle),
+    WIRE_U64(BufferImport, MSG, u.buffer_import., allocation_bytes, UINT64_MAX),
+    WIRE_U64(BufferImport, MSG, u.buffer_import., offset, UINT64_MAX),
+    WIRE_U64(BufferImport, MSG, u.buffer_import., bytes, UINT64_MAX),
+};
+
+/* Not beyond the allocation, which the engine asks the driver about too. */
+static int check_buffer_import(const void *checked)
+{
+    const struct wire_msg *msg = checked;
+    uint64_t offset = msg->u.buffer_import.offset, bytes = msg->u.buffer_import.bytes;
+    uint64_t whole = msg->u.buffer_import.allocation_bytes;
+
+    return bytes == 0 || offset > whole || bytes > whole - offset ? GW_E_INVALID : 0;
+}
+
+WIRE_MESSAGE(buffer_import, buffer_import, check_buffer_import);
 
 static const struct wire_field op[] = {
     WIRE_U32(Op, MSG, u.op., kind, WIRE_OP_REDUCE_SCATTER, WIRE_OP_BARRIER),
@@ -148,13 +192,15 @@ static const struct wire_field op[] = {
     WIRE_U32(Op, MSG, u.op., recv_buffer, 0, UINT32_MAX),
     WIRE_U64(Op, MSG, u.op., recv_offset, UINT64_MAX),
     WIRE_U32(Op, MSG, u.op., root, 0, GW_RANKS_MAX - 1),
+    WIRE_U32(Op, MSG, u.op., order, 0, GW_ORDER_FABRIC),
+    WIRE_AFTER(Op, u.op.after.),
 };
 
 static int check_op(const void *checked)
 {
     const struct wire_msg *msg = checked;
 
-    return msg->u.op.sequence == 0 ? GW_E_INVALID : 0;
+    return msg->u.op.sequence == 0 ? GW_E_INVALID : wire_check_after(&msg->u.op.after);
 }
 
 WIRE_MESSAGE(op, op, check_op);

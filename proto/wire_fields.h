@@ -96,6 +96,12 @@ struct wire_table {
         .at = offsetof(type, path field), .count_at = count, .min = lo, .max = hi,                 \
         .entries = table                                                                           \
     }
+/* The two lists of struct wire_after at `path`. */
+#define WIRE_AFTER(Message, path)                                                                  \
+    WIRE_LIST(WIRE_F_U32S, Message, struct wire_msg, path, timeline,                               \
+              offsetof(struct wire_msg, path tokens), false, 0, GW_READY_TOKENS, NULL),            \
+        WIRE_LIST(WIRE_F_U64S, Message, struct wire_msg, path, value,                              \
+                  offsetof(struct wire_msg, path tokens), true, 0, GW_READY_TOKENS, NULL)
 #define WIRE_COUNT(array) (sizeof(array) / sizeof((array)[0]))
 #define WIRE_TABLE(name, lower, rows, type, checker)                                               \
     const struct wire_table name = {                                                               \
@@ -119,6 +125,8 @@ WIRE_TYPE_MAP(WIRE_DECLARE)
 /* Most that protobuf-c may allocate for one packet: above what any legal one needs. */
 #define WIRE_UNPACK_MAX (512u << 10)
 
+/* 0, or GW_E_INVALID: a timeline that no client has. */
+int wire_check_after(const struct wire_after *after);
 /* Copies the value of a scalar field, if it is within its bounds. */
 bool wire_copy_scalar(const struct wire_field *field, const uint8_t *from, uint8_t *to);
 /* Checks a body before protobuf-c sees it: well-formed for its descriptor, at most two levels, no

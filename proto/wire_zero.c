@@ -44,6 +44,7 @@ static const struct wire_field seal[] = {
     WIRE_DOUBLE(Seal, MSG, u.seal., clip_norm),
     WIRE_U64(Seal, MSG, u.seal., gather_bytes, UINT64_MAX),
     WIRE_U64(Seal, MSG, u.seal., prefetch_bytes, UINT64_MAX),
+    WIRE_U32(Seal, MSG, u.seal., order, 0, GW_ORDER_FABRIC),
 };
 
 /* shard_align_bytes: 0 (default) or a power of 2 that holds an fp32. */
@@ -75,6 +76,8 @@ WIRE_MESSAGE(arena_get, arena_get, NULL);
 
 static const struct wire_field arena[] = {
     WIRE_U64(Arena, MSG, u.arena., bytes, UINT64_MAX),
+    WIRE_U64(Arena, MSG, u.arena., mapped_bytes, UINT64_MAX),
+    WIRE_U32(Arena, MSG, u.arena., device, 0, GW_DEVICE_KINDS - 1),
 };
 WIRE_MESSAGE(arena, arena, NULL);
 
@@ -140,11 +143,13 @@ WIRE_MESSAGE(ready, ready, NULL);
 
 static const struct wire_field acquire[] = {
     WIRE_U32(Acquire, MSG, u.acquire., bucket, 0, UINT32_MAX),
+    WIRE_U32(Acquire, MSG, u.acquire., ordered, 0, 1),
 };
 WIRE_MESSAGE(acquire, acquire, NULL);
 
 static const struct wire_field acquired[] = {
     WIRE_U32(Acquired, MSG, u.acquired., slot, 0, UINT32_MAX),
+    WIRE_U32(Acquired, MSG, u.acquired., launched, 0, 1),
 };
 
 static int check_acquired(const void *checked)
@@ -156,18 +161,36 @@ static int check_acquired(const void *checked)
 
 WIRE_MESSAGE(acquired, acquired, check_acquired);
 
+static int check_unit(const void *checked)
+{
+    const struct wire_msg *msg = checked;
+
+    return wire_check_after(&msg->u.unit.after);
+}
+
 static const struct wire_field fetch[] = {
     WIRE_U32(Fetch, MSG, u.unit., unit, 0, UINT32_MAX),
+    WIRE_AFTER(Fetch, u.unit.after.),
 };
-WIRE_MESSAGE(fetch, fetch, NULL);
+WIRE_MESSAGE(fetch, fetch, check_unit);
 
 static const struct wire_field release[] = {
     WIRE_U32(Release, MSG, u.unit., unit, 0, UINT32_MAX),
+    WIRE_AFTER(Release, u.unit.after.),
 };
-WIRE_MESSAGE(release, release, NULL);
+WIRE_MESSAGE(release, release, check_unit);
 
+static int check_only_after(const void *checked)
+{
+    const struct wire_msg *msg = checked;
+
+    return wire_check_after(&msg->u.after);
+}
+
+static const struct wire_field step_end[] = {WIRE_AFTER(StepEnd, u.after.)};
+WIRE_MESSAGE(step_end, step_end, check_only_after);
+static const struct wire_field update_commit[] = {WIRE_AFTER(UpdateCommit, u.after.)};
+WIRE_MESSAGE(update_commit, update_commit, check_only_after);
 WIRE_MESSAGE_EMPTY(micro_end);
-WIRE_MESSAGE_EMPTY(step_end);
 WIRE_MESSAGE_EMPTY(update_begin);
-WIRE_MESSAGE_EMPTY(update_commit);
 WIRE_MESSAGE_EMPTY(measure);

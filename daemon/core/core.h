@@ -83,6 +83,7 @@ struct core_op {
     uint8_t measure;    /* 1: a pass of gw_measure_sync: not counted */
     uint8_t partials;   /* 1: leave squares and non-finite counts of `bucket` for the verdict */
     uint8_t in_place_skip; /* GATHER: the rank's own slice is there already */
+    uint8_t order;         /* enum gw_order, of sums over ranks */
     uint32_t rank;      /* GATHER, LOCAL_ADD, ZERO: for whom; BROADCAST: the root */
     uint32_t world;     /* members: entries of in and out */
     const uint32_t *members; /* their ranks, in group order */
@@ -94,7 +95,8 @@ struct core_op {
                            * last ones shorter or empty. 0: world * numel */
     uint64_t payload_bytes, padding_bytes;
     uint64_t ready_ns; /* when the last rank had submitted */
-    uint64_t wait_op;  /* an op of another stream to wait for; 0: none */
+    const uint64_t *wait_ops; /* ops of other streams to wait for */
+    uint32_t wait_op_count;
     const struct core_ref *in, *out;
     const struct core_token *waits;
     uint32_t wait_count;
@@ -123,7 +125,7 @@ enum core_event_kind {
     CORE_EV_BUFFER,     /* a registered buffer was made: rank, buffer id in `index`, size_bytes */
     CORE_EV_OP_DONE,    /* op, started_ns, done_ns */
     CORE_EV_TICK,       /* time passed: core_deadline_ns */
-    CORE_EV_ARENA_LOST, /* (devices with faults) code, text: the job cannot go on */
+    CORE_EV_DEVICE_LOST, /* code, text: a device or fabric failed; the job cannot go on */
 };
 
 struct core_event {

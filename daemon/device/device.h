@@ -10,16 +10,19 @@
  *  - Nothing on the step path waits on the host. enqueue returns at once, whatever the work waits
  *    for; order is a property of streams, not of callbacks.
  *      host: a stream is a thread with a queue.
- *      cuda: a stream is a CUstream. A wait is cuStreamWaitValue64(GEQ) on the word's device alias,
+ *      cuda: a stream is a lane: one CUstream on the GPU of each rank. A wait is cuStreamWaitValue64(GEQ) on the word's device alias,
  *      so it may be enqueued before the work that ends it; wait_op is the same on the done word
  *      that each stream raises after each work; a signal is three plain stores of stamps by a small
  *      kernel (globaltimer, corrected by an offset measured at start), then cuStreamWriteValue64 of
  *      the slot's value behind a memory barrier. The futex wake of sleeping clients is a
  *      cuLaunchHostFunc behind it: late, but no stream waits for it.
- *  - run: host: called when the work's turn has come, does it. cuda: called inside enqueue with the
- *    CUstream as `native`, and may only enqueue on it.
- *  - Words and slots lie in host pages (DEVICE_MEMORY_PAGE) on every device; cuda registers them
- *    (cuMemHostRegister) so that streams can wait on them and write them.
+ *  - run: host: called once, when the work's turn has come, does it; native is NULL. cuda: called
+ *    once for each rank in work.ranks, on the issuing thread of that rank's GPU, with a struct
+ *    cuda_native (daemon/device/cuda/native.h); it may only enqueue on the stream given there.
+ *  - A work is done when it is done for all its ranks; then its signals are raised, each by the GPU
+ *    of its rank.
+ *  - Words and slots lie in host pages (pages.h) on every device; cuda registers them (page_add) so
+ *    that streams can wait on them and write them.
  *  - abort: a rank's tokens count as reached and works it takes part in as failed, at once or when
  *    their turn comes; a failed work runs nothing and raises nothing, but its completion is told.
  *    cuda: the words of the rank's page are raised to UINT64_MAX by the engine, kernels look at an
@@ -33,11 +36,13 @@
 #include <stdint.h>
 
 #include "proto/shm.h"
+#include "proto/wire.h"
 
 struct device;
 struct device_stream;
 
 #define DEVICE_ALL_RANKS UINT64_MAX /* bit per rank */
+#define DEVICE_NO_RANK UINT32_MAX   /* memory of the job */
 
 struct device_config {
     /* Completions can be taken (take_done). Called on a stream's thread, at most once until the
@@ -46,10 +51,10 @@ struct device_config {
     void *user;
 };
 
+/* Pages are made by daemon/device/pages.h, on the host whatever the device. */
 enum device_memory_kind {
-    DEVICE_MEMORY_ARENA,    /* bulk data; clients map it read-write */
-    DEVICE_MEMORY_PAGE,     /* words and slots, on the host; clients map it read-write */
-    DEVICE_MEMORY_PAGE_OUT, /* the same, but clients can only ever read it */
+    DEVICE_MEMORY_ARENA,    /* bulk data, on the rank's GPU; clients map it read-write */
+    DEVICE_MEMORY_STAGING,  /* data on its way to and from a client: host memory on every device */
 };
 
 /* Zeroed memory that exists for real (nothing is allocated later by touching it) and whose size
@@ -58,7 +63,20 @@ struct device_memory {
     void *base;          /* for run() and the engine's own access to pages */
     size_t bytes;        /* as asked for */
     size_t mapped_bytes; /* whole pages: what quotas count */
-    int fd;              /* close-on-exec; what a client maps; stays the memory's */
+    int fd;              /* close-on-exec; what a client maps; stays the memory's. -1: imported */
+    bool on_device;      /* base is a device address: fd and mapped_bytes are what it exports */
+};
+
+/* Which GPU a rank uses, as its client says. */
+struct device_place {
+    uint8_t gpu[GW_GPU_BYTES];
+};
+
+/* A client's own device memory: a part of an allocation exported by CUDA IPC. */
+struct device_import {
+    uint64_t client; /* who exported it: handles are compared within one client */
+    uint8_t handle[GW_IPC_HANDLE_BYTES];
+    uint64_t allocation_bytes, offset, bytes;
 };
 
 struct device_wait {
@@ -71,6 +89,7 @@ struct device_signal {
     struct gw_shm_slot *slot;
     uint64_t value;
     uint64_t offset; /* into slot.offset */
+    uint32_t rank;
     /* Whom to wake: the rank's two pages. */
     struct gw_engine_page *engine;
     const struct gw_client_page *client;
@@ -79,7 +98,8 @@ struct device_signal {
 /* Copied by enqueue, arrays included; `arg` is the caller's until release. */
 struct device_work {
     uint64_t op;      /* > 0, rising in the order of enqueue over all streams of the device */
-    uint64_t wait_op; /* an op enqueued before, on any stream; 0: none */
+    const uint64_t *wait_ops; /* enqueued before, on any stream; 0: none */
+    uint32_t wait_op_count;
     uint64_t ranks;   /* bit per rank: fails when one of them is aborted */
     uint64_t ready_ns;
     /* A signal's started_ns is where the stream's uninterrupted run of such works began: who waits
@@ -90,8 +110,9 @@ struct device_work {
     const struct device_signal *signals;
     uint32_t signal_count;
     /* Simulated link: until when the stream is held before run; NULL: no hold. The time started_ns
-     * is taken before. cuda: a waiting kernel, or refused. */
+     * is taken before. cuda: not called; hold_ns is waited for by a kernel, per rank's link. */
     uint64_t (*hold)(void *arg, uint64_t now_ns);
+    uint64_t hold_ns; /* time that the op takes of each rank's link */
     void (*run)(void *arg, void *native);
     void (*release)(void *arg); /* on the loop thread, after completion or at device_free */
     void *arg;
@@ -108,9 +129,21 @@ struct device_ops {
     /* Ends all streams; works that have not run are dropped (released). */
     struct device *(*device_free)(struct device *device);
 
+    /* Where a rank computes; before any memory or work of it. text: why not. GW_E_NO_DEVICE (no
+     * such GPU here), GW_E_BUSY (another rank of the job is on it, which NCCL refuses). */
+    int (*place)(struct device *device, uint32_t rank, const struct device_place *place,
+                 char text[GW_TEXT_MAX + 1]);
+    /* Words and slots (pages.h) that streams of the device are to reach, until page_remove, which
+     * comes after all works that name them. */
+    int (*page_add)(struct device *device, void *base, size_t bytes);
+    void (*page_remove)(struct device *device, void *base);
+
     /* GW_E_NOMEM: it cannot be had, now; GW_E_LIMIT: more descriptors than allowed. */
-    int (*memory_new)(struct device *device, enum device_memory_kind kind, const char *name,
-                      size_t bytes, struct device_memory **ret_memory);
+    int (*memory_new)(struct device *device, enum device_memory_kind kind, uint32_t rank,
+                      const char *name, size_t bytes, struct device_memory **ret_memory);
+    /* GW_E_INVALID: it is not what the client says; GW_E_UNIMPLEMENTED on the host. */
+    int (*memory_import)(struct device *device, uint32_t rank, const struct device_import *import,
+                         struct device_memory **ret_memory, char text[GW_TEXT_MAX + 1]);
     struct device_memory *(*memory_free)(struct device *device, struct device_memory *memory);
     /* Set-up path only, blocking. Either side may be device or host memory. */
     void (*copy)(struct device *device, void *to, const void *from, size_t bytes);
@@ -123,6 +156,8 @@ struct device_ops {
      * op's; now for op 0; long ago (1) for one done before, so that a wait for it is all
      * wake-up. */
     int (*signal_after)(struct device *device, uint64_t op, const struct device_signal *signal);
+    /* False: none. Else the device cannot go on; what happened, once. After config.wake. */
+    bool (*take_fault)(struct device *device, char text[GW_TEXT_MAX + 1]);
     /* Some client raised a timeline or rang its bell: waits are looked at again. (cuda:
      * nothing.) */
     void (*kick)(struct device *device);

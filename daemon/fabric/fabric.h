@@ -38,6 +38,7 @@ struct fabric_config {
     struct device *device;
     uint32_t world;            /* ranks of the job */
     uint64_t link_bytes_per_s; /* simulated link of each rank; 0: none */
+    /* A fault of the fabric itself (communicators) is told through the device: its take_fault. */
 };
 
 /* A part of a gather: contiguous on both sides. */
@@ -60,6 +61,7 @@ struct fabric_op {
     uint32_t signal_count;
     /* VERDICT: the boards of op->members (NULL: that rank has none any more), and their sizes. */
     struct gw_shm_board *const *boards;
+    void *const *verdicts; /* the same on the ranks' devices; NULL: the device has none */
     uint32_t buckets, params;
 };
 
@@ -68,7 +70,19 @@ struct fabric_ops {
     int (*fabric_new)(const struct fabric_config *config, struct fabric **ret_fabric);
     /* After the device's streams have ended or been drained, and all completions taken. */
     struct fabric *(*fabric_free)(struct fabric *fabric);
+    /* All ranks have joined (again) and are placed: communicators are made, without blocking; works
+     * launched from now on use them. */
+    int (*form)(struct fabric *fabric);
+    /* Bulk memory came or is about to go: fabrics register it. */
+    void (*memory_added)(struct fabric *fabric, uint32_t rank, const struct device_memory *memory);
+    void (*memory_removed)(struct fabric *fabric, uint32_t rank,
+                           const struct device_memory *memory);
+    /* The job failed: nothing of it may wait for another rank any more. Before the device's abort
+     * and drain; form() begins anew. */
+    void (*abort)(struct fabric *fabric);
     int (*launch)(struct fabric *fabric, const struct fabric_op *op);
+    /* "nccl exact": the fabric and how it adds up ops of this order. */
+    const char *(*order_name)(uint32_t order);
     void (*counters)(const struct fabric *fabric, uint32_t rank,
                      struct gw_counters ret_kinds[GW_KINDS]);
     /* Counters start from 0 again: a new seal. No op is in flight. */

@@ -33,14 +33,16 @@
     X(UNUSED, -21, JOB, "a parameter has no gradient")                                             \
     X(INTERNAL, -22, JOB, "an internal check failed; please report it")                            \
     X(NO_DAEMON, -23, NODE, "gradwired does not answer")                                           \
-    X(DRAINING, -24, NODE, "gradwired takes no new jobs")
+    X(DRAINING, -24, NODE, "gradwired takes no new jobs")                                          \
+    X(DEVICE, -25, JOB, "a GPU or its libraries failed")                                           \
+    X(NO_DEVICE, -26, NODE, "this node offers no such device")
 
 enum gw_error {
     GW_OK = 0,
 #define GW_ERROR_ENUM(name, value, scope, message) GW_E_##name = value,
     GW_ERROR_MAP(GW_ERROR_ENUM)
 #undef GW_ERROR_ENUM
-        GW_ERROR_LAST = -25
+        GW_ERROR_LAST = -27
 };
 
 #endif

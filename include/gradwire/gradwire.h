@@ -76,6 +76,8 @@ struct gw_job_id {
     uint8_t bytes[GW_JOB_ID_MAX]; /* opaque; holds the job's secret: treat it like a key */
 };
 
+struct gw_device;
+
 struct gw_job_options {
     size_t struct_size;
     const char *socket_path;  /* NULL: $GRADWIRE_SOCKET, else /run/gradwire/gradwired.sock */
@@ -88,6 +90,8 @@ struct gw_job_options {
                                * setting; negative: none */
     uint64_t link_bytes_per_s; /* creator only, tests and demo: simulated link per rank; 0: off */
     const char *name;         /* shown by gwctl, <= 63 bytes; default: program's name */
+    struct gw_device *device; /* the rank's GPU (gradwire/cuda.h); NULL: host memory. All ranks of
+                               * a job are on GPUs, or none */
 };
 
 /* Starts a job and joins it as options->rank. Does not wait for the other ranks. */
@@ -166,11 +170,17 @@ struct gw_slice {
     uint64_t offset; /* elements */
 };
 
+/* How a sum over ranks is added up. exact: the fixed tree, the same bits on every device, placement
+ * and repeat. fabric (CUDA only): as NCCL does it; repeatable for one layout, version and topology
+ * only. */
+enum gw_order { GW_ORDER_EXACT = 0, GW_ORDER_FABRIC = 1 };
+
 struct gw_op_options {
     size_t struct_size;
     const char *name; /* <= 63 bytes; told when ranks differ */
     double scale;     /* 0: 1 */
     uint32_t group;
+    uint32_t order; /* enum gw_order */
 };
 
 /* recv[count] = scale * sum over ranks of send[rank*count ...]; send holds count*group size. recv
@@ -211,6 +221,7 @@ struct gw_zero_options {
     double clip_norm;           /* 0: none; else clip factor min(1, clip_norm/(norm+1e-6)) */
     uint64_t gather_bytes;      /* stage 3: budget of gathered units per rank; 0: three largest */
     uint64_t prefetch_bytes;    /* stage 3: gathered ahead; 0: the largest unit */
+    uint32_t order;             /* enum gw_order of the reductions */
 };
 
 /* Names the next parameter of this rank (index = order of calls from 0). numel may be 0. `unit`
@@ -367,6 +378,7 @@ struct gw_stats {
     uint64_t comm_ns;       /* per step united intervals started..done of this rank's ops, summed */
     uint64_t comm_alone_ns; /* one step's ops, as measured by gw_measure_sync; 0: not measured */
     uint64_t late_ns, queued_ns, exposed_ns, wakeup_ns; /* the rank's waits, split without rest */
+    uint64_t staged_bytes; /* copied because device memory could not be exported */
 };
 GW_API int gw_stats_sync(gw_job *job, int64_t timeout_ns, struct gw_stats *ret_stats);
 /* Runs each op of a step three times while no rank computes, for comm_alone (medians). Every rank

@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a work's run gets on a cuda device, and what a fabric may ask of it. See device.h. */
+#ifndef GW_DEVICE_CUDA_NATIVE_H
+#define GW_DEVICE_CUDA_NATIVE_H
+
+#include <stdint.h>
+
+#include "daemon/device/device.h"
+
+/* Only during run, on the issuing thread of the rank's GPU, which is current there. */
+struct cuda_native {
+    struct device *device;
+    uint32_t rank;
+    int gpu;      /* CUDA ordinal */
+    void *stream; /* CUstream of the work's lane on that GPU */
+};
+
+/* On any thread: the device cannot go on; told by take_fault, once. */
+void cuda_fault(struct device *device, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+/* Loop thread: runs `call` on the issuing thread of the rank's GPU, after what is queued there;
+ * `release` on the loop thread afterwards. For communicators. */
+int cuda_call(struct device *device, uint32_t rank, void (*call)(void *arg, int gpu), void *arg,
+              void (*release)(void *arg));
+/* -1: the rank has no place. */
+int cuda_gpu(const struct device *device, uint32_t rank);
+/* Pinned host memory that all of the job's GPUs reach at the same address; set-up path only. */
+int cuda_pinned_new(struct device *device, size_t bytes, void **ret_base);
+void cuda_pinned_free(struct device *device, void *base);
+/* Memory of the rank's GPU, not shared with clients; set-up path only. */
+int cuda_scratch_new(struct device *device, uint32_t rank, size_t bytes, void **ret_base);
+void cuda_scratch_free(struct device *device, uint32_t rank, void *base);
+/* Kernels of other ranks' GPUs may read this rank's memory directly. */
+bool cuda_peers(const struct device *device, uint32_t rank, uint32_t other);
+
+#endif

@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Shared pages: words and slots between engine and clients, and data on its way. Host memory on
+ * every device: zeroed, allocated for real, its size sealed. Any thread.
+ */
+#ifndef GW_DEVICE_PAGES_H
+#define GW_DEVICE_PAGES_H
+
+#include "daemon/device/device.h"
+
+enum pages_kind {
+    PAGES_SHARED, /* clients map it read-write */
+    PAGES_OUT,    /* clients can only ever read it */
+};
+
+/* GW_E_NOMEM, GW_E_LIMIT (descriptors). */
+int pages_new(enum pages_kind kind, const char *name, size_t bytes,
+              struct device_memory **ret_memory);
+struct device_memory *pages_free(struct device_memory *memory);
+
+#endif
