@@ -15,12 +15,13 @@
 
 #include "daemon/device/device.h"
 #include "daemon/device/ring.h"
+#include "gradwire/errors.h"
 
 #define OPS (&device_host)
 
 struct world {
     struct device *device;
-    struct device_stream *stream[2];
+    struct device_stream *stream[3];
     struct gw_engine_page *engine;
     struct gw_client_page *client;
     _Atomic int wakes, released, runs;
@@ -89,6 +90,7 @@ static int setup(void **state)
     assert_int_equal(OPS->device_new(&(struct device_config){on_wake, world}, &world->device), 0);
     assert_int_equal(OPS->stream_new(world->device, "a", &world->stream[0]), 0);
     assert_int_equal(OPS->stream_new(world->device, "b", &world->stream[1]), 0);
+    assert_int_equal(OPS->stream_new(world->device, "c", &world->stream[2]), 0);
     *state = world;
     return 0;
 }
@@ -140,8 +142,8 @@ static struct device_done wait_done(struct world *world)
 
 static struct device_signal signal_of(struct world *world, uint32_t slot, uint64_t value)
 {
-    return (struct device_signal){&world->engine->op[slot], value, value * 10, world->engine,
-                                  world->client};
+    return (struct device_signal){
+        &world->engine->op[slot], value, value * 10, 0, world->engine, world->client};
 }
 
 static void a_stream_runs_in_order_and_signals(void **state)
@@ -174,17 +176,41 @@ static void an_op_waits_for_one_of_another_stream(void **state)
 {
     struct world *world = *state;
     struct item *first = item_new(world, 1);
+    uint64_t one = 1;
 
     first->gate = 1;
     enqueue(world, 0, &(struct device_work){0}, first);
-    enqueue(world, 1, &(struct device_work){.wait_op = 1}, item_new(world, 2));
+    enqueue(world, 1, &(struct device_work){.wait_ops = &one, .wait_op_count = 1},
+            item_new(world, 2));
     pause_ms(20);
     assert_int_equal(world->runs, 0);
     world->gate = 1;
     assert_int_equal(wait_done(world).op, 1);
     assert_int_equal(wait_done(world).op, 2);
     /* One that is done already holds nobody up. */
-    enqueue(world, 1, &(struct device_work){.wait_op = 1}, item_new(world, 3));
+    enqueue(world, 1, &(struct device_work){.wait_ops = &one, .wait_op_count = 1},
+            item_new(world, 3));
+    assert_int_equal(wait_done(world).op, 3);
+}
+
+static void an_op_waits_for_several_of_other_streams(void **state)
+{
+    struct world *world = *state;
+    const uint64_t before[] = {2, 0, 1};
+    struct item *first = item_new(world, 1), *second = item_new(world, 2);
+
+    first->gate = 1;
+    second->gate = 2;
+    enqueue(world, 0, &(struct device_work){0}, first);
+    enqueue(world, 1, &(struct device_work){0}, second);
+    enqueue(world, 2, &(struct device_work){.wait_ops = before, .wait_op_count = 3},
+            item_new(world, 3));
+    world->gate = 1;
+    assert_int_equal(wait_done(world).op, 1);
+    pause_ms(10);
+    assert_int_equal(world->runs, 1);
+    world->gate = 2;
+    assert_int_equal(wait_done(world).op, 2);
     assert_int_equal(wait_done(world).op, 3);
 }
 
@@ -297,9 +323,12 @@ static void drain_waits_for_all_streams(void **state)
 {
     struct world *world = *state;
 
-    for (uint64_t id = 1; id <= 50; id++)
-        enqueue(world, (int)(id % 2), &(struct device_work){.wait_op = id - 1},
+    for (uint64_t id = 1; id <= 50; id++) {
+        uint64_t before = id - 1; /* 0: none */
+        enqueue(world, (int)(id % 2),
+                &(struct device_work){.wait_ops = &before, .wait_op_count = 1},
                 item_new(world, id));
+    }
     OPS->drain(world->device);
     assert_int_equal(world->runs, 50);
     for (uint32_t i = 0; i < 50; i++)
@@ -371,12 +400,30 @@ static void no_wake_up_is_lost(void **state)
     assert_int_equal(world->released, sleeper.rounds);
 }
 
+static void a_host_needs_no_places_and_takes_no_imports(void **state)
+{
+    struct world *world = *state;
+    struct device_memory *memory = NULL;
+    char text[GW_TEXT_MAX + 1] = "";
+
+    assert_int_equal(OPS->place(world->device, 0, &(struct device_place){{1}}, text), 0);
+    assert_int_equal(OPS->page_add(world->device, world->client, GW_PAGE_BYTES), 0);
+    OPS->page_remove(world->device, world->client);
+    assert_int_equal(
+        OPS->memory_import(world->device, 0, &(struct device_import){.bytes = 4}, &memory, text),
+        GW_E_UNIMPLEMENTED);
+    assert_null(memory);
+    assert_true(text[0]);
+    assert_false(OPS->take_fault(world->device, text));
+}
+
 int main(void)
 {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
     const struct CMUnitTest tests[] = {
         TEST(a_stream_runs_in_order_and_signals),
         TEST(an_op_waits_for_one_of_another_stream),
+        TEST(an_op_waits_for_several_of_other_streams),
         TEST(an_op_waits_for_a_client_timeline),
         TEST(a_signal_after_an_op_comes_when_it_is_done),
         TEST(an_abort_ends_waits_holds_and_signals),
@@ -384,6 +431,7 @@ int main(void)
         TEST(drain_waits_for_all_streams),
         TEST(freeing_the_device_drops_what_has_not_run),
         TEST(no_wake_up_is_lost),
+        TEST(a_host_needs_no_places_and_takes_no_imports),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory of the host device: sizes and seals that no client can get around.
+/* Shared pages and memory of the host device: sizes and seals that no client can get around.
  * ctest: label=unit timeout=60 */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -14,14 +14,14 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "daemon/device/device.h"
+#include "daemon/device/pages.h"
 #include "gradwire/errors.h"
 
 static struct device_memory *make(enum device_memory_kind kind, size_t bytes)
 {
     struct device_memory *memory = NULL;
 
-    assert_int_equal(device_host.memory_new(NULL, kind, "test", bytes, &memory), 0);
+    assert_int_equal(device_host.memory_new(NULL, kind, 0, "test", bytes, &memory), 0);
     return memory;
 }
 
@@ -56,10 +56,11 @@ static void nobody_can_change_its_size_or_seals(void **state)
 static void a_client_can_write_arenas_but_only_read_pages_out(void **state)
 {
     struct device_memory *arena = make(DEVICE_MEMORY_ARENA, 4096);
-    struct device_memory *page = make(DEVICE_MEMORY_PAGE_OUT, 4096);
+    struct device_memory *page = NULL;
     char *view;
 
     (void)state;
+    assert_int_equal(pages_new(PAGES_OUT, "test", 4096, &page), 0);
     view = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, arena->fd, 0);
     assert_ptr_not_equal(view, MAP_FAILED);
     munmap(view, 4096);
@@ -72,7 +73,7 @@ static void a_client_can_write_arenas_but_only_read_pages_out(void **state)
     ((char *)page->base)[7] = 'x'; /* ours still writes */
     assert_int_equal(view[7], 'x');
     munmap(view, 4096);
-    device_host.memory_free(NULL, page);
+    assert_null(pages_free(page));
     device_host.memory_free(NULL, arena);
 }
 
@@ -81,14 +82,18 @@ static void what_cannot_be_had_is_told(void **state)
     struct device_memory *memory = NULL;
 
     (void)state;
-    assert_int_equal(device_host.memory_new(NULL, DEVICE_MEMORY_ARENA, "test", 1ull << 46, &memory),
-                     GW_E_NOMEM);
-    assert_int_equal(device_host.memory_new(NULL, DEVICE_MEMORY_ARENA, "test", SIZE_MAX, &memory),
-                     GW_E_NOMEM);
-    assert_int_equal(device_host.memory_new(NULL, DEVICE_MEMORY_ARENA, "test", 0, &memory),
+    assert_int_equal(
+        device_host.memory_new(NULL, DEVICE_MEMORY_ARENA, 0, "test", 1ull << 46, &memory),
+        GW_E_NOMEM);
+    assert_int_equal(
+        device_host.memory_new(NULL, DEVICE_MEMORY_ARENA, 0, "test", SIZE_MAX, &memory),
+        GW_E_NOMEM);
+    assert_int_equal(device_host.memory_new(NULL, DEVICE_MEMORY_ARENA, 0, "test", 0, &memory),
                      GW_E_NOMEM);
     assert_null(memory);
     assert_null(device_host.memory_free(NULL, NULL));
+    assert_int_equal(pages_new(PAGES_SHARED, "test", 0, &memory), GW_E_NOMEM);
+    assert_null(pages_free(NULL));
 }
 
 static void core_files_hold_none_of_it(void **state)

@@ -5,10 +5,12 @@
  */
 #include "daemon/device/host/host.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
+#include "daemon/device/pages.h"
 #include "gradwire/errors.h"
 
 uint64_t host_now_ns(void)
@@ -63,6 +65,66 @@ static struct device *host_free(struct device *device)
     pthread_mutex_destroy(&host->lock);
     free(host);
     return NULL;
+}
+
+/* Ranks compute wherever their processes run. */
+static int host_place(struct device *device, uint32_t rank, const struct device_place *place,
+                      char text[GW_TEXT_MAX + 1])
+{
+    (void)device;
+    (void)rank;
+    (void)place;
+    (void)text;
+    return 0;
+}
+
+/* Streams are threads here: they reach every mapping as it is. */
+static int host_page_add(struct device *device, void *base, size_t bytes)
+{
+    (void)device;
+    (void)base;
+    (void)bytes;
+    return 0;
+}
+
+static void host_page_remove(struct device *device, void *base)
+{
+    (void)device;
+    (void)base;
+}
+
+static int host_memory_new(struct device *device, enum device_memory_kind kind, uint32_t rank,
+                           const char *name, size_t bytes, struct device_memory **ret_memory)
+{
+    (void)device;
+    (void)kind;
+    (void)rank;
+    return pages_new(PAGES_SHARED, name, bytes, ret_memory);
+}
+
+static int host_memory_import(struct device *device, uint32_t rank,
+                              const struct device_import *import, struct device_memory **ret_memory,
+                              char text[GW_TEXT_MAX + 1])
+{
+    (void)device;
+    (void)rank;
+    (void)import;
+    (void)ret_memory;
+    snprintf(text, GW_TEXT_MAX + 1, "a job on the host has no device memory to import");
+    return GW_E_UNIMPLEMENTED;
+}
+
+static struct device_memory *host_memory_free(struct device *device, struct device_memory *memory)
+{
+    (void)device;
+    return pages_free(memory);
+}
+
+static bool host_take_fault(struct device *device, char text[GW_TEXT_MAX + 1])
+{
+    (void)device;
+    (void)text;
+    return false;
 }
 
 static void host_copy(struct device *device, void *to, const void *from, size_t bytes)
@@ -141,13 +203,18 @@ const struct device_ops device_host = {
     .name = "host",
     .device_new = host_new,
     .device_free = host_free,
+    .place = host_place,
+    .page_add = host_page_add,
+    .page_remove = host_page_remove,
     .memory_new = host_memory_new,
+    .memory_import = host_memory_import,
     .memory_free = host_memory_free,
     .copy = host_copy,
     .zero = host_zero,
     .stream_new = host_stream_new,
     .enqueue = host_enqueue,
     .signal_after = host_signal_after,
+    .take_fault = host_take_fault,
     .kick = host_kick,
     .take_done = host_take_done,
     .abort = host_abort,

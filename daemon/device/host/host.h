@@ -14,8 +14,8 @@ struct host_work {
     struct host_work *next; /* in the stream's queue, later in the list of completions */
     struct device_work work;
     struct device_done done;
-    uint64_t run_started_ns;         /* what its signals say */
-    struct host_stream *wait_stream; /* of work.wait_op; NULL: nothing to wait for (any more) */
+    uint64_t run_started_ns;           /* what its signals say */
+    struct host_stream **wait_streams; /* of work.wait_ops; NULL: nothing to wait for (any more) */
     /* Signals asked for by signal_after; under the device's lock. */
     struct device_signal *later;
     uint32_t later_count, later_room;
@@ -52,11 +52,6 @@ static inline struct host_device *host_of(struct device *device)
 }
 
 uint64_t host_now_ns(void);
-
-/* memory.c */
-int host_memory_new(struct device *device, enum device_memory_kind kind, const char *name,
-                    size_t bytes, struct device_memory **ret_memory);
-struct device_memory *host_memory_free(struct device *device, struct device_memory *memory);
 
 /* raise.c: stamps, value, wake. Any thread; takes raise_lock. */
 void host_raise(struct host_device *device, const struct device_signal *signals, uint32_t count,

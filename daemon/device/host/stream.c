@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Streams of the host device: one thread and one queue each. A thread takes works in order; each
- * waits for its tokens and for an op of another stream, is held (pace), runs, and raises its
+ * waits for its tokens and for ops of other streams, is held (pace), runs, and raises its
  * signals. Owns the queues; everything shared is under the device's lock, which is never held while
  * a work runs. Must not touch engine state: works carry all they need.
  */
@@ -24,8 +24,9 @@ static bool waits_over(const struct host_device *device, const struct host_work 
 {
     const struct device_work *what = &work->work;
 
-    if (work->wait_stream && work->wait_stream->done_op < what->wait_op)
-        return false;
+    for (uint32_t i = 0; i < what->wait_op_count; i++)
+        if (work->wait_streams[i] && work->wait_streams[i]->done_op < what->wait_ops[i])
+            return false;
     for (uint32_t i = 0; i < what->wait_count; i++) {
         const struct device_wait *wait = &what->waits[i];
         if (device->aborted >> wait->rank & 1)
@@ -214,7 +215,9 @@ static struct host_work *work_copy(const struct device_work *work)
 {
     size_t waits = work->wait_count * sizeof(*work->waits);
     size_t signals = work->signal_count * sizeof(*work->signals);
-    struct host_work *copy = calloc(1, sizeof(*copy) + waits + signals);
+    size_t wait_ops = work->wait_op_count * sizeof(*work->wait_ops);
+    size_t wait_streams = work->wait_op_count * sizeof(struct host_stream *);
+    struct host_work *copy = calloc(1, sizeof(*copy) + waits + signals + wait_ops + wait_streams);
     char *behind;
 
     if (!copy)
@@ -226,6 +229,9 @@ static struct host_work *work_copy(const struct device_work *work)
         copy->work.waits = memcpy(behind, work->waits, waits);
     if (signals)
         copy->work.signals = memcpy(behind + waits, work->signals, signals);
+    if (wait_ops)
+        copy->work.wait_ops = memcpy(behind + waits + signals, work->wait_ops, wait_ops);
+    copy->wait_streams = (struct host_stream **)(void *)(behind + waits + signals + wait_ops);
     return copy;
 }
 
@@ -266,7 +272,8 @@ int host_enqueue(struct device_stream *stream, const struct device_work *work)
     if (!copy)
         return GW_E_NOMEM;
     pthread_mutex_lock(&device->lock);
-    (void)find_unfinished(device, work->wait_op, &copy->wait_stream);
+    for (uint32_t i = 0; i < work->wait_op_count; i++)
+        (void)find_unfinished(device, work->wait_ops[i], &copy->wait_streams[i]);
     if (to->tail)
         to->tail->next = copy;
     else

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Memory of the host device: one memfd per arena or page, allocated for real, its size sealed, its
- * bytes kept out of core files. Loop thread; owns nothing global.
+ * Shared host memory: one memfd each, allocated for real, its size sealed, its bytes kept out of
+ * core files. Any thread; owns nothing global.
  *
  * Allocating a memfd for real has no failure of its own: where memory runs out, the kernel's killer
  * ends some process instead. So what is free is looked at before, piece by piece.
@@ -14,7 +14,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "daemon/device/host/host.h"
+#include "daemon/device/pages.h"
 #include "gradwire/errors.h"
 
 #define PIECE_BYTES (64ull << 20)   /* allocated between two looks at what is free */
@@ -124,8 +124,8 @@ static int map(struct device_memory *memory)
     return 0;
 }
 
-int host_memory_new(struct device *device, enum device_memory_kind kind, const char *name,
-                    size_t bytes, struct device_memory **ret_memory)
+int pages_new(enum pages_kind kind, const char *name, size_t bytes,
+              struct device_memory **ret_memory)
 {
     struct device_memory *memory;
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
@@ -147,21 +147,20 @@ int host_memory_new(struct device *device, enum device_memory_kind kind, const c
     if (r == 0)
         r = allocate(memory);
     /* Our mapping exists: from here on nobody can make another one that writes. */
-    if (kind == DEVICE_MEMORY_PAGE_OUT)
+    if (kind == PAGES_OUT)
         seals |= F_SEAL_FUTURE_WRITE;
     if (r == 0 && fcntl(memory->fd, F_ADD_SEALS, seals) < 0)
         r = GW_E_INTERNAL;
     if (r < 0) {
-        host_memory_free(device, memory);
+        pages_free(memory);
         return r;
     }
     *ret_memory = memory;
     return 0;
 }
 
-struct device_memory *host_memory_free(struct device *device, struct device_memory *memory)
+struct device_memory *pages_free(struct device_memory *memory)
 {
-    (void)device;
     if (!memory)
         return NULL;
     if (memory->base)
