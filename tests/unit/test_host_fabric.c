@@ -269,7 +269,8 @@ static void verdict(struct world *world, const uint8_t used[2], double clip, str
            &(struct core_op){.kind = CORE_OP_VERDICT,
                              .stream = CORE_STREAM_CONTROL,
                              .traffic = GW_KIND_CONTROL,
-                             .wait_op = world->ops,
+                             .wait_ops = &world->ops,
+                             .wait_op_count = 1,
                              .step = 7,
                              .clip_norm = clip,
                              .digest = 42,
@@ -365,6 +366,34 @@ static void ring_bytes_of_each_kind(void **state)
                      (1ull << 62) / 64 * 63);
 }
 
+/* One address space: a generation needs nothing made, and an order that allows more changes
+ * nothing. */
+static void forming_and_orders(void **state)
+{
+    struct world *world = start(0);
+    const float *in[WORLD] = {world->memory[0], world->memory[1], world->memory[2]};
+    float *out[WORLD] = {world->other[0], world->other[1], world->other[2]};
+
+    (void)state;
+    assert_int_equal(FABRIC->form(world->fabric), 0);
+    for (uint32_t order = 0; order < 2; order++) {
+        memset(world->other, 0, sizeof(world->other));
+        world->memory[0][0] = 1e8f, world->memory[1][0] = 1, world->memory[2][0] = -1e8f;
+        assert_string_equal(FABRIC->order_name(order), "local exact");
+        launch(world,
+               &(struct core_op){.kind = CORE_OP_REDUCE_SCATTER,
+                                 .traffic = GW_KIND_REDUCE_SCATTER,
+                                 .order = (uint8_t)order,
+                                 .scale = 1,
+                                 .numel = 4},
+               &(struct fabric_op){.in = in, .out = out});
+        assert_true(world->other[0][0] == (1e8f + 1.0f) + -1e8f);
+    }
+    FABRIC->abort(world->fabric);
+    assert_int_equal(FABRIC->form(world->fabric), 0);
+    stop(world);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -377,6 +406,7 @@ int main(void)
         cmocka_unit_test(measured_passes_are_not_counted),
         cmocka_unit_test(the_pace_holds_an_op_for_its_ring_bytes),
         cmocka_unit_test(ring_bytes_of_each_kind),
+        cmocka_unit_test(forming_and_orders),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -15,21 +15,6 @@ static struct local_fabric *local_of(struct fabric *fabric)
     return (struct local_fabric *)(void *)fabric;
 }
 
-uint64_t fabric_ring_bytes(enum gw_kind kind, uint64_t payload_bytes, uint32_t world)
-{
-    uint64_t one_way;
-
-    if (world < 2)
-        return 0;
-    if (kind == GW_KIND_BROADCAST)
-        return payload_bytes;
-    one_way = payload_bytes / world * (world - 1) + payload_bytes % world * (world - 1) / world;
-    return kind == GW_KIND_ALL_REDUCE || kind == GW_KIND_CONTROL
-               ? payload_bytes / world * (world - 1) * 2 +
-                     payload_bytes % world * (world - 1) * 2 / world
-               : one_way;
-}
-
 static int local_new(const struct fabric_config *config, struct fabric **ret_fabric)
 {
     struct local_fabric *fabric = calloc(1, sizeof(*fabric));
@@ -85,30 +70,6 @@ static int stream_of(struct local_fabric *fabric, const struct core_op *op,
     return 0;
 }
 
-static bool for_one_rank(const struct core_op *op)
-{
-    return op->kind == CORE_OP_GATHER || op->kind == CORE_OP_LOCAL_ADD || op->kind == CORE_OP_ZERO;
-}
-
-static uint64_t ranks_of(const struct core_op *op)
-{
-    uint64_t ranks = 0;
-
-    if (for_one_rank(op))
-        return 1ull << op->rank;
-    for (uint32_t i = 0; i < op->world; i++)
-        ranks |= 1ull << op->members[i];
-    return ranks;
-}
-
-static bool held(const struct local_fabric *fabric, const struct local_op *op)
-{
-    if (fabric->config.link_bytes_per_s == 0 || op->ring_bytes == 0)
-        return false;
-    /* A mapped gather sends nothing over any link. */
-    return op->op.kind != CORE_OP_GATHER || op->segment_count > 0;
-}
-
 static int local_launch(struct fabric *fabric, const struct fabric_op *op)
 {
     struct local_fabric *local = local_of(fabric);
@@ -124,15 +85,17 @@ static int local_launch(struct fabric *fabric, const struct fabric_op *op)
         return r;
     r = local->config.device_ops->enqueue(
         stream, &(struct device_work){.op = op->op->id,
-                                      .wait_op = op->op->wait_op,
-                                      .ranks = ranks_of(op->op),
+                                      .wait_ops = op->op->wait_ops,
+                                      .wait_op_count = op->op->wait_op_count,
+                                      .ranks = figures_ranks(op->op),
                                       .ready_ns = op->op->ready_ns,
                                       .chained = op->op->stream == CORE_STREAM_GATHER,
                                       .waits = op->waits,
                                       .wait_count = op->wait_count,
                                       .signals = op->signals,
                                       .signal_count = op->signal_count,
-                                      .hold = held(local, copy) ? local_hold : NULL,
+                                      .hold = copy->hold_ns ? local_hold : NULL,
+                                      .hold_ns = copy->hold_ns,
                                       .run = local_run,
                                       .release = local_op_free,
                                       .arg = copy});
@@ -146,16 +109,7 @@ static void local_counters(const struct fabric *fabric, uint32_t rank,
 {
     const struct local_fabric *local = (const struct local_fabric *)(const void *)fabric;
 
-    for (uint32_t kind = 0; kind < GW_KINDS; kind++) {
-        const struct local_counter *from = &local->counters[rank][kind];
-        ret_kinds[kind] = (struct gw_counters){
-            .calls = atomic_load_explicit(&from->calls, memory_order_relaxed),
-            .payload_bytes = atomic_load_explicit(&from->payload, memory_order_relaxed),
-            .padding_bytes = atomic_load_explicit(&from->padding, memory_order_relaxed),
-            .ring_bytes = atomic_load_explicit(&from->ring, memory_order_relaxed),
-            .moved_bytes = atomic_load_explicit(&from->moved, memory_order_relaxed),
-        };
-    }
+    figures_read(&local->counters, rank, ret_kinds);
 }
 
 static void local_reset(struct fabric *fabric)
@@ -163,22 +117,46 @@ static void local_reset(struct fabric *fabric)
     struct local_fabric *local = local_of(fabric);
 
     drop_partials(local);
-    for (uint32_t rank = 0; rank < GW_RANKS_MAX; rank++)
-        for (uint32_t kind = 0; kind < GW_KINDS; kind++) {
-            struct local_counter *counter = &local->counters[rank][kind];
-            atomic_store_explicit(&counter->calls, 0, memory_order_relaxed);
-            atomic_store_explicit(&counter->payload, 0, memory_order_relaxed);
-            atomic_store_explicit(&counter->padding, 0, memory_order_relaxed);
-            atomic_store_explicit(&counter->ring, 0, memory_order_relaxed);
-            atomic_store_explicit(&counter->moved, 0, memory_order_relaxed);
-        }
+    figures_reset(&local->counters);
+}
+
+/* Nothing to be made for a generation: every rank's memory is in this process. */
+static int local_form(struct fabric *fabric)
+{
+    (void)fabric;
+    return 0;
+}
+
+static void local_memory(struct fabric *fabric, uint32_t rank, const struct device_memory *memory)
+{
+    (void)fabric;
+    (void)rank;
+    (void)memory;
+}
+
+/* An op waits for nobody once its turn has come; the device ends those that wait for it. */
+static void local_abort(struct fabric *fabric)
+{
+    (void)fabric;
+}
+
+/* The fixed tree is the only order here: who allows another one gets the same bits. */
+static const char *local_order_name(uint32_t order)
+{
+    (void)order;
+    return "local exact";
 }
 
 const struct fabric_ops fabric_local = {
     .name = "local",
     .fabric_new = local_new,
     .fabric_free = local_free,
+    .form = local_form,
+    .memory_added = local_memory,
+    .memory_removed = local_memory,
+    .abort = local_abort,
     .launch = local_launch,
+    .order_name = local_order_name,
     .counters = local_counters,
     .reset = local_reset,
 };

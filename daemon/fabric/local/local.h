@@ -7,7 +7,7 @@
 #include <stdatomic.h>
 
 #include "daemon/device/host/kernels.h"
-#include "daemon/fabric/fabric.h"
+#include "daemon/fabric/figures.h"
 
 /* Squares and non-finite counts of one bucket in one step: slices x chunks, slice by slice. Held by
  * the fabric until the step's verdict takes it over, and by each op that writes it, so that a
@@ -17,10 +17,6 @@ struct local_partials {
     uint64_t numel; /* of a slice */
     uint32_t slices;
     struct kernel_partial at[];
-};
-
-struct local_counter {
-    _Atomic uint64_t calls, payload, padding, ring, moved;
 };
 
 /* An op on its way through a stream; one allocation, arrays behind it. */
@@ -35,7 +31,7 @@ struct local_op {
     struct gw_shm_board **boards;
     struct local_partials **verdict; /* by bucket; NULL entries: no gradient this step */
     uint32_t buckets, params;
-    uint64_t ring_bytes;
+    uint64_t ring_bytes, hold_ns;
 };
 
 struct local_fabric {
@@ -46,7 +42,7 @@ struct local_fabric {
     uint32_t partial_room;
     pthread_mutex_t pace_lock;
     uint64_t link_free_ns[GW_RANKS_MAX];
-    struct local_counter counters[GW_RANKS_MAX][GW_KINDS];
+    struct fabric_counters counters;
 };
 
 /* run.c: stream threads. */

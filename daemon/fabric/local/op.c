@@ -132,12 +132,10 @@ int local_op_new(struct local_fabric *fabric, const struct fabric_op *from,
     op->segment_count = from->segment_count;
     op->op.in = op->op.out = NULL;
     op->op.waits = NULL;
+    op->op.wait_ops = NULL;
     op->op.signals = NULL;
-    /* A gather is for one rank, but from all. */
-    if (op->op.traffic < GW_KINDS)
-        op->ring_bytes =
-            fabric_ring_bytes((enum gw_kind)op->op.traffic, op->op.payload_bytes,
-                              op->op.kind == CORE_OP_GATHER ? fabric->config.world : op->op.world);
+    op->ring_bytes = figures_ring_bytes(from->op, fabric->config.world);
+    op->hold_ns = figures_hold_ns(from, op->ring_bytes, fabric->config.link_bytes_per_s);
     if (op->op.partials && op->op.numel > 0)
         r = partials_get(fabric, from->op, &op->partials);
     else if (op->op.kind == CORE_OP_VERDICT)

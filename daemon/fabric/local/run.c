@@ -10,16 +10,7 @@
 
 static void count(const struct local_op *op, uint32_t rank, uint64_t moved_bytes)
 {
-    struct local_counter *counter;
-
-    if (op->op.measure || op->op.traffic >= GW_KINDS)
-        return;
-    counter = &op->fabric->counters[rank][op->op.traffic];
-    atomic_fetch_add_explicit(&counter->calls, 1, memory_order_relaxed);
-    atomic_fetch_add_explicit(&counter->payload, op->op.payload_bytes, memory_order_relaxed);
-    atomic_fetch_add_explicit(&counter->padding, op->op.padding_bytes, memory_order_relaxed);
-    atomic_fetch_add_explicit(&counter->ring, op->ring_bytes, memory_order_relaxed);
-    atomic_fetch_add_explicit(&counter->moved, moved_bytes, memory_order_relaxed);
+    figures_count(&op->fabric->counters, &op->op, op->ring_bytes, rank, moved_bytes);
 }
 
 static struct kernel_partial *slice_partials(const struct local_op *op, uint32_t slice)
@@ -230,10 +221,8 @@ void local_run(void *arg, void *native)
 
 /* ---- simulated links ------------------------------------------------------------------------- */
 
-#define HOLD_MAX_NS 3600e9 /* a link slower than that is a slip; an op's deadline comes first */
-
-/* An op takes the links of all ranks it is for, from when all are free, for ring_bytes at the
- * link's rate; the stream is held until the end of that time. */
+/* An op takes the links of all ranks it is for, from when all are free, for hold_ns; the stream is
+ * held until the end of that time. */
 uint64_t local_hold(void *arg, uint64_t now_ns)
 {
     struct local_op *op = (struct local_op *)arg;
@@ -241,14 +230,13 @@ uint64_t local_hold(void *arg, uint64_t now_ns)
     bool one = op->op.kind == CORE_OP_GATHER;
     uint32_t links = one ? 1 : op->op.world;
     const uint32_t *ranks = one ? &op->op.rank : op->op.members;
-    double hold_ns = (double)op->ring_bytes * 1e9 / (double)fabric->config.link_bytes_per_s;
     uint64_t at_ns = now_ns;
 
     pthread_mutex_lock(&fabric->pace_lock);
     for (uint32_t i = 0; i < links; i++)
         if (fabric->link_free_ns[ranks[i]] > at_ns)
             at_ns = fabric->link_free_ns[ranks[i]];
-    at_ns += (uint64_t)(hold_ns < HOLD_MAX_NS ? hold_ns : HOLD_MAX_NS);
+    at_ns += op->hold_ns;
     for (uint32_t i = 0; i < links; i++)
         fabric->link_free_ns[ranks[i]] = at_ns;
     pthread_mutex_unlock(&fabric->pace_lock);
