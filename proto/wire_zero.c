@@ -156,6 +156,8 @@ static int check_acquired(const void *checked)
 {
     const struct wire_msg *msg = checked;
 
+    if (msg->u.acquired.launched && msg->u.acquired.slot == GW_NO_SLOT)
+        return GW_E_INVALID;
     return slot_good(msg->u.acquired.slot) ? 0 : GW_E_INVALID;
 }
 

@@ -140,9 +140,10 @@ static void handle_op_done(struct core *core, const struct core_event *event)
         zero_op_done(core->zero, core->now_ns, event->op, event->started_ns, event->done_ns);
 }
 
-static void handle_arena_lost(struct core *core, const struct core_event *event)
+static void handle_device_lost(struct core *core, const struct core_event *event)
 {
-    core_fail(core, event->code, CORE_NO_RANK, "%s", event->text ? event->text : "memory is lost");
+    core_fail(core, event->code < 0 ? event->code : GW_E_DEVICE, CORE_NO_RANK, "%s",
+              event->text && *event->text ? event->text : "a device failed");
     core->ended = true;
     effects_add(core->effects, CORE_EFF_END);
 }
@@ -182,8 +183,8 @@ static void handle_event(struct core *core, const struct core_event *event)
         break;
     case CORE_EV_TICK:
         break;
-    case CORE_EV_ARENA_LOST:
-        handle_arena_lost(core, event);
+    case CORE_EV_DEVICE_LOST:
+        handle_device_lost(core, event);
         break;
     }
 }

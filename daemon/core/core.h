@@ -28,6 +28,7 @@ struct core_config {
     uint64_t op_timeout_ns;
     uint64_t stall_report_ns; /* first report; then at doubled times; default 10 s */
     uint64_t drop_edges;      /* test builds: bit per row of edges.def; else 0 */
+    uint32_t device;          /* enum gw_device_kind: where the job's bulk memory lies */
 };
 
 /* ---- references, tokens, ops ----------------------------------------------------------------- */
@@ -40,7 +41,7 @@ struct core_ref {
     uint64_t offset_bytes;
 };
 
-/* Something a stream waits for: a client's own timeline. (Order between streams: wait_op.) */
+/* Something a stream waits for: a client's own timeline. (Order between streams: wait_ops.) */
 struct core_token {
     uint32_t rank;
     uint32_t index; /* in the client page */

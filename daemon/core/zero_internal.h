@@ -356,6 +356,8 @@ struct zero_flight *ops_flight(const struct zero *z, uint64_t op);
 /* Arrays of the op made last; NULL where memory is lacking (effects_failed then). */
 struct core_ref *ops_refs(struct zero *z, uint32_t count);
 struct core_signal *ops_signals(struct zero *z, struct core_op *op, uint32_t count);
+/* The op made last waits for those of the ops that are not done. */
+void ops_wait(struct zero *z, struct core_op *op, const uint64_t *ids, uint32_t count);
 /* Signal after an op, or now if it is 0 or done. */
 void ops_signal(struct zero *z, struct core_signal signal, uint64_t after_op);
 void ops_payload(const struct zero *z, struct core_op *op, uint32_t first_bucket, uint32_t count);

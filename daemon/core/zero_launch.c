@@ -198,7 +198,7 @@ static void launch_reduction(struct zero *z, uint32_t bucket, uint32_t m)
     op->scale = z->scale;
     op->ready_ns = zero_due(z, bucket, m)->ready_ns;
     /* The last verdict has read what this one leaves. */
-    op->wait_op = ops_flight(z, z->verdict_op) ? z->verdict_op : 0;
+    ops_wait(z, op, &z->verdict_op, 1);
     z->verdict_op = 0;
     for (uint32_t r = 0; r < z->world && in && out; r++) {
         in[r] = input(z, r, bucket, m);

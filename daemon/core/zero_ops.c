@@ -103,6 +103,18 @@ struct core_signal *ops_signals(struct zero *z, struct core_op *op, uint32_t cou
     return signals;
 }
 
+void ops_wait(struct zero *z, struct core_op *op, const uint64_t *ids, uint32_t count)
+{
+    uint64_t *waits = effects_alloc(z->effects, count * sizeof(*waits));
+
+    op->wait_ops = waits;
+    op->wait_op_count = 0;
+    for (uint32_t i = 0; i < count && waits; i++) {
+        if (ops_flight(z, ids[i]))
+            waits[op->wait_op_count++] = ids[i];
+    }
+}
+
 void ops_signal(struct zero *z, struct core_signal signal, uint64_t after_op)
 {
     struct core_effect *effect = effects_add(z->effects, CORE_EFF_SIGNAL);

@@ -156,8 +156,8 @@ static void launch_verdict(struct zero *z)
                                  FLIGHT_OTHER);
     struct core_signal *signals;
 
-    if (zero_edge(z, EDGE_VERDICT_LAST) && ops_flight(z, last))
-        op->wait_op = last;
+    if (zero_edge(z, EDGE_VERDICT_LAST))
+        ops_wait(z, op, &last, 1);
     op->clip_norm = z->options.clip_norm;
     op->digest = z->digest;
     op->used_params = z->used_params;

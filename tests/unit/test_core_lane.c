@@ -105,7 +105,7 @@ static void test_reduce_scatter(void **state)
     assert_true(memcmp(&kept->op.scale, &(float){0.1f}, sizeof(float)) == 0);
     assert_int_equal(kept->op.accumulate, 0);
     assert_int_equal(kept->op.wait_count, 0);
-    assert_int_equal(kept->op.wait_op, 0);
+    assert_int_equal(kept->op.wait_op_count, 0);
     assert_int_equal(kept->op.signal_count, 3);
     for (uint32_t rank = 0; rank < 3; rank++) {
         assert_int_equal(kept->members[rank], rank);

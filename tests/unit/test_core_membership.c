@@ -344,7 +344,7 @@ static void test_stray_events(void **state)
 
 static void test_lost_memory_ends_the_job(void **state)
 {
-    struct core_event event = {.kind = CORE_EV_ARENA_LOST, .code = GW_E_IO, .text = "device 3"};
+    struct core_event event = {.kind = CORE_EV_DEVICE_LOST, .code = GW_E_IO, .text = "device 3"};
 
     (void)state;
     kit_start(1, 300, 1800);

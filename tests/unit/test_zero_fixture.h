@@ -194,8 +194,8 @@ static inline void fx_op(struct text *text, const struct core_op *op)
         text_add(text, "%s", i ? "" : " sig");
         fx_signal(text, &op->signals[i]);
     }
-    if (op->wait_op)
-        text_add(text, " <%llu", (unsigned long long)op->wait_op);
+    for (uint32_t i = 0; i < op->wait_op_count; i++)
+        text_add(text, " <%llu", (unsigned long long)op->wait_ops[i]);
 }
 
 static inline void fx_launched(struct fx *fx, const struct core_op *op)

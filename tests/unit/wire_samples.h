@@ -74,6 +74,8 @@ static void samples_lists(void)
         *job = (struct wire_job){{0xff, (uint8_t)i},
                                  samples_long_name + GW_NAME_MAX - GW_LABEL_MAX,
                                  samples_wait,
+                                 i % 2 ? "" : "cuda",
+                                 i % 2 ? samples_long_name + GW_NAME_MAX - GW_LABEL_MAX : "",
                                  UINT32_MAX - i,
                                  i,
                                  5,
@@ -93,6 +95,18 @@ static void samples_lists(void)
             job->moved_bytes[k] = (uint64_t)k << 60;
         }
     }
+}
+
+/* `count` tokens. */
+static struct wire_after samples_after(uint32_t count)
+{
+    struct wire_after after = {.tokens = count};
+
+    for (uint32_t i = 0; i < count; i++) {
+        after.timeline[i] = GW_TIMELINES_MAX - 1 - i;
+        after.value[i] = UINT64_MAX - i;
+    }
+    return after;
 }
 
 static void samples_session(void)
@@ -123,15 +137,22 @@ static void samples_session(void)
     msg->u.job_create.linger_ns = -1;
     msg->u.job_create.link_bytes_per_s = UINT64_MAX;
     samples_fill(msg->u.job_create.name, sizeof(msg->u.job_create.name));
+    msg->u.job_create.device = GW_DEVICE_CUDA;
+    msg->u.job_create.gpu_bytes = GW_GPU_BYTES;
+    memset(msg->u.job_create.gpu, 0, GW_GPU_BYTES);
     msg = sample_add(WIRE_JOIN);
     msg->u.join.rank = 0;
     msg->u.join.world = 1;
     msg->u.join.id_bytes = GW_ID_MAX;
     memset(msg->u.join.id, 0xa5, GW_ID_MAX);
+    msg->u.join.device = GW_DEVICE_CUDA;
+    msg->u.join.gpu_bytes = GW_GPU_BYTES;
+    memset(msg->u.join.gpu, 0xff, GW_GPU_BYTES);
     msg = sample_add(WIRE_JOINED);
     msg->u.joined.generation = UINT32_MAX;
     msg->u.joined.id_bytes = 1;
     msg->u.joined.id[0] = 0;
+    msg->u.joined.device = GW_DEVICE_CUDA;
     msg = sample_add(WIRE_GROUP_NEW);
     msg->u.group_new.count = GW_RANKS_MAX;
     for (uint32_t i = 0; i < GW_RANKS_MAX; i++)
@@ -141,11 +162,18 @@ static void samples_session(void)
     msg = sample_add(WIRE_BUFFER_MADE);
     msg->u.buffer_made.buffer = UINT32_MAX;
     msg->u.buffer_made.bytes = 4;
+    msg->u.buffer_made.mapped_bytes = UINT64_MAX;
     sample_add(WIRE_BUFFER_FREE)->u.buffer_free.buffer = 1;
+    msg = sample_add(WIRE_BUFFER_IMPORT);
+    memset(msg->u.buffer_import.handle, 0x5a, GW_IPC_HANDLE_BYTES);
+    msg->u.buffer_import.allocation_bytes = UINT64_MAX;
+    msg->u.buffer_import.offset = UINT64_MAX - 9;
+    msg->u.buffer_import.bytes = 9;
     msg = sample_add(WIRE_OP);
     msg->u.op =
         (struct wire_op){WIRE_OP_BARRIER, 63,       63, UINT32_MAX, 1, UINT64_MAX, 1, UINT64_MAX,
-                         UINT64_MAX - 1,  -DBL_MIN, ""};
+                         UINT64_MAX - 1,  -DBL_MIN, GW_ORDER_FABRIC, {0}, ""};
+    msg->u.op.after = samples_after(GW_READY_TOKENS);
     samples_fill(msg->u.op.name, sizeof(msg->u.op.name));
 }
 
@@ -160,7 +188,7 @@ static void samples_zero(void)
     msg->u.reg.params = samples_params;
     sample_add(WIRE_SEAL)->u.seal = (struct wire_seal){
         3,          2,         1, 1, 1, 64, UINT32_MAX, 4096, UINT64_MAX, DBL_MAX, DBL_TRUE_MIN,
-        UINT64_MAX, UINT64_MAX};
+        UINT64_MAX, UINT64_MAX, GW_ORDER_FABRIC};
     msg = sample_add(WIRE_SEALED);
     memset(msg->u.sealed.layout_hash, 0xff, 32);
     msg->u.sealed.layout_bytes = UINT64_MAX;
@@ -169,14 +197,25 @@ static void samples_zero(void)
     msg = sample_add(WIRE_ARENA_GET);
     msg->u.arena_get.kind = GW_ARENA_BUFFER;
     msg->u.arena_get.index = UINT32_MAX;
-    sample_add(WIRE_ARENA)->u.arena.bytes = UINT64_MAX;
+    msg = sample_add(WIRE_ARENA);
+    msg->u.arena.bytes = UINT64_MAX;
+    msg->u.arena.mapped_bytes = UINT64_MAX - 1;
+    msg->u.arena.device = GW_DEVICE_CUDA;
     msg = sample_add(WIRE_READY);
     msg->u.ready.count = GW_READY_PER_FRAME;
     msg->u.ready.entries = samples_entries;
-    sample_add(WIRE_ACQUIRE)->u.acquire.bucket = UINT32_MAX;
-    sample_add(WIRE_ACQUIRED)->u.acquired.slot = GW_NO_SLOT;
-    sample_add(WIRE_FETCH)->u.unit.unit = UINT32_MAX;
-    sample_add(WIRE_RELEASE)->u.unit.unit = 0;
+    msg = sample_add(WIRE_ACQUIRE);
+    msg->u.acquire.bucket = UINT32_MAX;
+    msg->u.acquire.ordered = 1;
+    msg = sample_add(WIRE_ACQUIRED);
+    msg->u.acquired.slot = GW_RING_SLOTS_MAX + GW_OVERFLOW_MAX - 1;
+    msg->u.acquired.launched = 1;
+    sample_add(WIRE_STEP_END)->u.after = samples_after(1);
+    sample_add(WIRE_UPDATE_COMMIT)->u.after = samples_after(GW_READY_TOKENS);
+    msg = sample_add(WIRE_FETCH);
+    msg->u.unit.unit = UINT32_MAX;
+    msg->u.unit.after = samples_after(2);
+    sample_add(WIRE_RELEASE)->u.unit.after = samples_after(3);
     msg = sample_add(WIRE_PARAM_IO);
     msg->u.param_io.write = 1;
     msg->u.param_io.param = UINT32_MAX;
@@ -218,6 +257,11 @@ static void samples_admin(void)
     msg->u.engine_ready.channel_version = UINT32_MAX;
     msg->u.engine_ready.pid = INT32_MAX;
     memset(msg->u.engine_ready.tag, 0xff, GW_TAG_BYTES);
+    samples_fill(sample_add(WIRE_LEASE_GET)->u.lease_get.gpu, GW_LABEL_MAX + 1);
+    msg = sample_add(WIRE_LEASE);
+    msg->u.lease.code = GW_E_BUSY;
+    samples_fill(msg->u.lease.gpu, sizeof(msg->u.lease.gpu));
+    samples_fill(msg->u.lease.text, sizeof(msg->u.lease.text));
     msg = sample_add(WIRE_HANDOVER);
     msg->u.handover.hello_bytes = sizeof(samples_hello);
     msg->u.handover.hello = samples_hello;
@@ -226,10 +270,10 @@ static void samples_admin(void)
 /* Fills samples_all[0 .. samples_used). */
 static inline void samples_make(void)
 {
-    static const uint16_t empty[] = {WIRE_WAIT_READY, WIRE_LEAVE,        WIRE_MICRO_END,
-                                     WIRE_STEP_END,   WIRE_UPDATE_BEGIN, WIRE_UPDATE_COMMIT,
-                                     WIRE_MEASURE,    WIRE_STATS_GET,    WIRE_STATUS_GET,
-                                     WIRE_DRAIN,      WIRE_ENGINE_STOP,  WIRE_EVENT_GET};
+    static const uint16_t empty[] = {WIRE_WAIT_READY, WIRE_LEAVE,       WIRE_MICRO_END,
+                                     WIRE_UPDATE_BEGIN, WIRE_MEASURE,   WIRE_STATS_GET,
+                                     WIRE_STATUS_GET, WIRE_DRAIN,       WIRE_ENGINE_STOP,
+                                     WIRE_EVENT_GET};
 
     samples_used = 0;
     samples_lists();

@@ -25,6 +25,7 @@ static void op_free(struct sim_op *op)
     free((void *)(uintptr_t)op->op.members);
     free((void *)(uintptr_t)op->op.in);
     free((void *)(uintptr_t)op->op.out);
+    free((void *)(uintptr_t)op->op.wait_ops);
     free((void *)(uintptr_t)op->op.waits);
     free((void *)(uintptr_t)op->op.signals);
     free((void *)(uintptr_t)op->op.used_bits);
@@ -58,6 +59,7 @@ static void copy_op(const struct sim *sim, const struct core_op *from, struct co
     to->members = copy_of(from->members, from->world * sizeof(*from->members));
     to->in = copy_of(from->in, inputs);
     to->out = copy_of(from->out, outputs);
+    to->wait_ops = copy_of(from->wait_ops, from->wait_op_count * sizeof(*from->wait_ops));
     to->waits = copy_of(from->waits, from->wait_count * sizeof(*from->waits));
     to->signals = copy_of(from->signals, from->signal_count * sizeof(*from->signals));
     if (page && from->kind == CORE_OP_VERDICT) {
@@ -93,9 +95,11 @@ void device_launch(struct sim *sim, const struct core_op *op)
         sim_fail(sim, "op %lu launched after %lu", (unsigned long)op->id,
                  (unsigned long)sim->launched);
     sim->launched = op->id;
-    if (op->wait_op > op->id)
-        sim_fail(sim, "op %lu waits for the later %lu", (unsigned long)op->id,
-                 (unsigned long)op->wait_op);
+    for (uint32_t i = 0; i < op->wait_op_count; i++) {
+        if (op->wait_ops[i] >= op->id || !op->wait_ops[i])
+            sim_fail(sim, "op %lu waits for the later %lu", (unsigned long)op->id,
+                     (unsigned long)op->wait_ops[i]);
+    }
     if (op->id >= sim->executed_room) {
         uint64_t room = 2 * op->id + 64;
 
@@ -191,8 +195,10 @@ bool device_can_run(const struct sim *sim, uint32_t stream)
 
     if (!op)
         return false;
-    if (op->op.wait_op && !sim->executed[op->op.wait_op])
-        return false;
+    for (uint32_t i = 0; i < op->op.wait_op_count; i++) {
+        if (!sim->executed[op->op.wait_ops[i]])
+            return false;
+    }
     for (uint32_t i = 0; i < op->op.wait_count; i++) {
         const struct core_token *wait = &op->op.waits[i];
 

@@ -27,7 +27,7 @@ static bool tracing(void)
 void trace_event(const struct sim *sim, const struct core_event *event)
 {
     static const char *const kinds[] = {"JOIN",     "LEAVE",  "LOST",    "REQUEST", "BUILT",
-                                        "OVERFLOW", "BUFFER", "OP_DONE", "TICK",    "ARENA_LOST"};
+                                        "OVERFLOW", "BUFFER", "OP_DONE", "TICK",    "DEVICE_LOST"};
 
     if (!tracing())
         return;
@@ -53,9 +53,12 @@ static void trace_op(const struct core_op *op)
                                         "gather",         "broadcast",  "barrier",
                                         "local_add",      "zero",       "verdict"};
 
-    fprintf(stderr, "op %lu %s stream %u rank %u bucket %u+%u accumulate %u wait_op %lu signals",
+    fprintf(stderr, "op %lu %s stream %u rank %u bucket %u+%u accumulate %u after",
             (unsigned long)op->id, kinds[op->kind], op->stream, op->rank, op->bucket,
-            op->bucket_count, op->accumulate, (unsigned long)op->wait_op);
+            op->bucket_count, op->accumulate);
+    for (uint32_t i = 0; i < op->wait_op_count; i++)
+        fprintf(stderr, " %lu", (unsigned long)op->wait_ops[i]);
+    fprintf(stderr, " signals");
     for (uint32_t i = 0; i < op->signal_count; i++)
         fprintf(stderr, " %u:%x=%lu", op->signals[i].rank, op->signals[i].timeline,
                 (unsigned long)op->signals[i].value);
