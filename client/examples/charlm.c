@@ -6,6 +6,7 @@
 #include <stdio.h>
 
 #include "client/examples/charlm.h"
+#include "client/examples/charlm_device.h"
 
 static int print_model(const struct model *model)
 {
@@ -58,6 +59,11 @@ int main(int argc, char **argv)
     r = text_load(options.text, MODEL_CONTEXT, &text, error, sizeof error);
     if (r != 0) {
         fprintf(stderr, "charlm %s: %s\n", who, error);
+        return r;
+    }
+    r = charlm_device_start(options.gpu, options.rank);
+    if (r != 0) {
+        text_clear(&text);
         return r;
     }
     batch = options.batch;

@@ -34,6 +34,7 @@ struct charlm_options {
     uint32_t micro_steps, steps, hidden, batch;
     uint64_t seed, bucket_bytes, link_bytes_per_s;
     int64_t timeout_ns;
+    int gpu; /* charlm-cuda: -1: by the rank */
     const char *id_file, *socket, *text, *dump, *out;
 };
 

@@ -7,7 +7,6 @@
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "client/examples/charlm.h"
 #include "client/examples/charlm_math.h"
@@ -21,6 +20,8 @@ struct alone {
     struct model *model;
     float *params, *m, *v;
     float *sum;              /* the step's gradient */
+    double *loss;            /* of the last batch, where the arithmetic works */
+    float *host;             /* all parameters */
     float *tree[TREE_DEPTH]; /* partial sums, the largest first; made when needed */
     uint32_t tree_ranks[TREE_DEPTH];
     uint32_t tree_count;
@@ -37,7 +38,7 @@ static int out_of_memory(const struct alone *a)
 
 static float *vector(const struct alone *a)
 {
-    return calloc(a->model->numel, sizeof(float));
+    return math_alloc(a->model->numel * sizeof(float));
 }
 
 static int alone_init(struct alone *a)
@@ -46,21 +47,27 @@ static int alone_init(struct alone *a)
     a->m = vector(a);
     a->v = vector(a);
     a->sum = vector(a);
-    if (a->params == NULL || a->m == NULL || a->v == NULL || a->sum == NULL)
+    a->loss = math_alloc(sizeof *a->loss);
+    a->host = malloc(a->model->numel * sizeof *a->host);
+    if (a->params == NULL || a->m == NULL || a->v == NULL || a->sum == NULL || a->loss == NULL ||
+        a->host == NULL)
         return out_of_memory(a);
     for (uint32_t p = 0; p < MODEL_PARAMS; p++)
-        model_init_param(a->model, p, a->options->seed, a->params + a->model->params[p].offset);
+        model_init_param(a->model, p, a->options->seed, a->host + a->model->params[p].offset);
+    math_put(a->params, a->host, a->model->numel * sizeof *a->host);
     return 0;
 }
 
 static void alone_clear(struct alone *a)
 {
     for (uint32_t i = 0; i < TREE_DEPTH; i++)
-        free(a->tree[i]);
-    free(a->params);
-    free(a->m);
-    free(a->v);
-    free(a->sum);
+        math_free(a->tree[i]);
+    math_free(a->params);
+    math_free(a->m);
+    math_free(a->v);
+    math_free(a->sum);
+    math_free(a->loss);
+    free(a->host);
 }
 
 /* Forward and backward of what is loaded; the gradient into `grads`. */
@@ -73,13 +80,14 @@ static double compute(struct alone *a, float *grads)
     for (uint32_t l = 0; l < MODEL_LAYERS; l++)
         model_forward(a->model, l, a->params + p[1 + 2 * l].offset,
                       a->params + p[2 + 2 * l].offset);
-    loss = model_loss(a->model);
+    model_loss(a->model, a->loss);
     for (uint32_t l = MODEL_LAYERS; l-- > 0;) {
         model_grad_bias(a->model, l, grads + p[2 + 2 * l].offset);
         model_grad_weight(a->model, l, 0, p[1 + 2 * l].numel, grads + p[1 + 2 * l].offset);
         model_backward(a->model, l, a->params + p[1 + 2 * l].offset);
     }
     model_grad_embed(a->model, grads + p[0].offset);
+    math_get(&loss, a->loss, sizeof loss);
     return loss;
 }
 
@@ -125,7 +133,7 @@ static void tree_take(struct alone *a, bool add)
     if (add)
         math_add(a->sum, a->tree[0], numel);
     else
-        memcpy(a->sum, a->tree[0], numel * sizeof(float));
+        math_copy(a->sum, a->tree[0], numel);
 }
 
 /* One rank's micro-step `micro` of a step into a new leaf, or added to the top one. */
@@ -189,8 +197,9 @@ static int dump(const struct alone *a)
     char who[32];
     size_t done;
 
+    math_get(a->host, a->params, a->model->numel * sizeof *a->host);
     if (file != NULL) {
-        done = fwrite(a->params, sizeof(float), a->model->numel, file);
+        done = fwrite(a->host, sizeof(float), a->model->numel, file);
         if (fclose(file) == 0 && done == a->model->numel)
             return 0;
     }

@@ -1,9 +1,41 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* fp32 arithmetic; see charlm_math.h. */
+/* fp32 arithmetic on the host; see charlm_math.h. */
 #include "client/examples/charlm_math.h"
 
-#include <math.h>
+#include <stdlib.h>
 #include <string.h>
+
+#include "client/examples/charlm_math_one.h"
+
+void *math_alloc(size_t bytes)
+{
+    return calloc(1, bytes > 0 ? bytes : 1);
+}
+
+void math_free(void *memory)
+{
+    free(memory);
+}
+
+void math_put(void *to, const void *from, size_t bytes)
+{
+    memcpy(to, from, bytes);
+}
+
+void math_get(void *to, const void *from, size_t bytes)
+{
+    memcpy(to, from, bytes);
+}
+
+void math_copy(float *to, const float *from, size_t count)
+{
+    memcpy(to, from, count * sizeof *to);
+}
+
+void math_zero(float *values, size_t count)
+{
+    memset(values, 0, count * sizeof *values);
+}
 
 /* A tile of sums fills the 16 vector registers that every 64-bit CPU has. */
 enum {
@@ -95,49 +127,59 @@ void math_transpose(const float *in, size_t rows, size_t cols, float *out)
     }
 }
 
-/* Cephes' expf: x = n ln 2 + r, a polynomial for e^r, n into the exponent. Adding 1.5 * 2^23 rounds
- * to an integer and leaves it in the low bits. */
-static inline float exp_one(float x)
-{
-    const float magic = 12582912.0f;
-    float clamped = x < -87.0f ? -87.0f : (x > 88.0f ? 88.0f : x);
-    float t = clamped * 1.44269504f + magic;
-    float n = t - magic;
-    float r = (clamped - n * 0.693359375f) - n * -2.12194440e-4f;
-    float p = 1.9875691500e-4f, power;
-    uint32_t bits;
-
-    p = p * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * (r * r) + r + 1.0f;
-    memcpy(&bits, &t, sizeof bits);
-    bits = (bits + 127u) << 23;
-    memcpy(&power, &bits, sizeof power);
-    return p * power;
-}
-
-void math_exp(float *values, size_t count)
-{
-    for (size_t i = 0; i < count; i++)
-        values[i] = exp_one(values[i]);
-}
-
 void math_tanh(float *values, size_t count)
 {
-    for (size_t i = 0; i < count; i++) {
-        float e = exp_one(-2.0f * fabsf(values[i]));
-
-        values[i] = copysignf((1.0f - e) / (1.0f + e), values[i]);
-    }
+    for (size_t i = 0; i < count; i++)
+        values[i] = math_tanh_one(values[i]);
 }
 
 void math_tanh_back(float *delta, const float *y, size_t count)
 {
     for (size_t i = 0; i < count; i++)
         delta[i] *= 1.0f - y[i] * y[i];
+}
+
+void math_embed(const struct math_samples *samples, const float *table, size_t width, float *values)
+{
+    for (size_t s = 0; s < samples->count; s++) {
+        const uint8_t *symbols = samples->symbols + s * (samples->context + 1);
+
+        for (size_t c = 0; c < samples->context; c++, values += width)
+            memcpy(values, table + symbols[c] * width, width * sizeof *values);
+    }
+}
+
+void math_embed_back(const struct math_samples *samples, const float *deltas, size_t vocab,
+                     size_t width, float *table)
+{
+    math_zero(table, vocab * width);
+    for (size_t s = 0; s < samples->count; s++) {
+        const uint8_t *symbols = samples->symbols + s * (samples->context + 1);
+
+        for (size_t c = 0; c < samples->context; c++, deltas += width)
+            math_add(table + symbols[c] * width, deltas, width);
+    }
+}
+
+void math_loss(const struct math_samples *samples, const float *scores, size_t vocab, float *deltas,
+               double *mean)
+{
+    double total = 0.0;
+
+    for (size_t s = 0; s < samples->count; s++) {
+        uint8_t target = samples->symbols[s * (samples->context + 1) + samples->context];
+
+        total += math_loss_one(scores + s * vocab, deltas + s * vocab, vocab, target,
+                               1.0f / (float)samples->count);
+    }
+    *mean = total / (double)samples->count;
+}
+
+void math_sum_rows(const float *rows, size_t count, size_t cols, float *out)
+{
+    math_zero(out, cols);
+    for (size_t i = 0; i < count; i++)
+        math_add(out, rows + i * cols, cols);
 }
 
 void math_add(float *sum, const float *values, size_t count)
@@ -157,22 +199,14 @@ static void adam_span(const struct math_adam *adam, float unbias_m, float unbias
     float *restrict params = adam->params, *restrict m = adam->m, *restrict v = adam->v;
     const float *restrict grads = adam->grads;
 
-    for (size_t i = 0; i < adam->count; i++) {
-        float g = grads[i];
-
-        m[i] = 0.9f * m[i] + 0.1f * g;
-        v[i] = 0.999f * v[i] + 0.001f * (g * g);
-        params[i] -= 1e-3f * (m[i] * unbias_m) / (sqrtf(v[i] * unbias_v) + 1e-8f);
-    }
+    for (size_t i = 0; i < adam->count; i++)
+        math_adam_one(&params[i], &m[i], &v[i], grads[i], unbias_m, unbias_v);
 }
 
 void math_adam(const struct math_adam *adam, uint32_t step)
 {
-    double power_m = 1.0, power_v = 1.0;
+    float unbias_m, unbias_v;
 
-    for (uint32_t i = 0; i < step; i++) {
-        power_m *= 0.9;
-        power_v *= 0.999;
-    }
-    adam_span(adam, (float)(1.0 / (1.0 - power_m)), (float)(1.0 / (1.0 - power_v)));
+    math_adam_unbias(step, &unbias_m, &unbias_v);
+    adam_span(adam, unbias_m, unbias_v);
 }

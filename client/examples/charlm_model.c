@@ -37,16 +37,19 @@ static int allocate(struct model *model)
     size_t largest = 0;
 
     for (uint32_t l = 0; l <= MODEL_LAYERS; l++) {
-        model->values[l] = calloc(model->batch * model->width[l], sizeof(float));
-        model->deltas[l] = calloc(model->batch * model->width[l], sizeof(float));
+        model->values[l] = math_alloc(model->batch * model->width[l] * sizeof(float));
+        model->deltas[l] = math_alloc(model->batch * model->width[l] * sizeof(float));
         if (model->values[l] == NULL || model->deltas[l] == NULL)
             return -1;
         if (l > 0 && model->params[2 * l - 1].numel > largest)
             largest = model->params[2 * l - 1].numel;
     }
-    model->transposed = malloc(largest * sizeof(float));
+    model->transposed = math_alloc(largest * sizeof(float));
     model->symbols = calloc(model->batch, MODEL_CONTEXT + 1);
-    return model->transposed == NULL || model->symbols == NULL ? -1 : 0;
+    model->placed_symbols = math_alloc((size_t)model->batch * (MODEL_CONTEXT + 1));
+    return model->transposed == NULL || model->symbols == NULL || model->placed_symbols == NULL
+               ? -1
+               : 0;
 }
 
 int model_new(uint32_t vocab, uint32_t hidden, uint32_t batch, struct model **ret_model)
@@ -79,10 +82,11 @@ struct model *model_free(struct model *model)
     if (model == NULL)
         return NULL;
     for (uint32_t l = 0; l <= MODEL_LAYERS; l++) {
-        free(model->values[l]);
-        free(model->deltas[l]);
+        math_free(model->values[l]);
+        math_free(model->deltas[l]);
     }
-    free(model->transposed);
+    math_free(model->transposed);
+    math_free(model->placed_symbols);
     free(model->symbols);
     free(model);
     return NULL;
@@ -113,18 +117,21 @@ void model_load(struct model *model, const struct text *text, const struct text_
         memcpy(model->symbols + (size_t)(first + s) * (MODEL_CONTEXT + 1), text->symbols + at,
                MODEL_CONTEXT + 1);
     }
+    math_put(model->placed_symbols + (size_t)first * (MODEL_CONTEXT + 1),
+             model->symbols + (size_t)first * (MODEL_CONTEXT + 1),
+             (size_t)count * (MODEL_CONTEXT + 1));
+}
+
+static struct math_samples samples(const struct model *model)
+{
+    return (struct math_samples){model->placed_symbols, model->batch, MODEL_CONTEXT};
 }
 
 void model_embed(struct model *model, const float *embed)
 {
-    float *out = model->values[0];
+    struct math_samples s = samples(model);
 
-    for (uint32_t s = 0; s < model->batch; s++) {
-        const uint8_t *symbols = model->symbols + (size_t)s * (MODEL_CONTEXT + 1);
-
-        for (uint32_t c = 0; c < MODEL_CONTEXT; c++, out += MODEL_EMBED)
-            memcpy(out, embed + (size_t)symbols[c] * MODEL_EMBED, MODEL_EMBED * sizeof *out);
-    }
+    math_embed(&s, embed, MODEL_EMBED, model->values[0]);
 }
 
 void model_forward(struct model *model, uint32_t layer, const float *weight, const float *bias)
@@ -149,30 +156,11 @@ void model_forward(struct model *model, uint32_t layer, const float *weight, con
         math_tanh(model->values[layer + 1], model->batch * out);
 }
 
-double model_loss(struct model *model)
+void model_loss(struct model *model, double *mean)
 {
-    double total = 0.0;
-    float share = 1.0f / (float)model->batch;
+    struct math_samples s = samples(model);
 
-    for (uint32_t s = 0; s < model->batch; s++) {
-        const float *scores = model->values[MODEL_LAYERS] + (size_t)s * model->vocab;
-        float *delta = model->deltas[MODEL_LAYERS] + (size_t)s * model->vocab;
-        uint8_t target = model->symbols[(size_t)s * (MODEL_CONTEXT + 1) + MODEL_CONTEXT];
-        float largest = scores[0], sum = 0.0f;
-
-        for (uint32_t v = 1; v < model->vocab; v++)
-            largest = scores[v] > largest ? scores[v] : largest;
-        for (uint32_t v = 0; v < model->vocab; v++)
-            delta[v] = scores[v] - largest;
-        math_exp(delta, model->vocab);
-        for (uint32_t v = 0; v < model->vocab; v++)
-            sum += delta[v];
-        total += log((double)sum) - ((double)scores[target] - (double)largest);
-        for (uint32_t v = 0; v < model->vocab; v++)
-            delta[v] = delta[v] / sum * share;
-        delta[target] -= share;
-    }
-    return total / (double)model->batch;
+    math_loss(&s, model->values[MODEL_LAYERS], model->vocab, model->deltas[MODEL_LAYERS], mean);
 }
 
 void model_backward(struct model *model, uint32_t layer, const float *weight)
@@ -245,22 +233,12 @@ void model_grad_weight(const struct model *model, uint32_t layer, size_t first, 
 
 void model_grad_bias(const struct model *model, uint32_t layer, float *ret_values)
 {
-    size_t cols = model->width[layer + 1];
-
-    memset(ret_values, 0, cols * sizeof *ret_values);
-    for (uint32_t s = 0; s < model->batch; s++)
-        math_add(ret_values, model->deltas[layer + 1] + s * cols, cols);
+    math_sum_rows(model->deltas[layer + 1], model->batch, model->width[layer + 1], ret_values);
 }
 
 void model_grad_embed(const struct model *model, float *ret_values)
 {
-    const float *delta = model->deltas[0];
+    struct math_samples s = samples(model);
 
-    memset(ret_values, 0, model->params[0].numel * sizeof *ret_values);
-    for (uint32_t s = 0; s < model->batch; s++) {
-        const uint8_t *symbols = model->symbols + (size_t)s * (MODEL_CONTEXT + 1);
-
-        for (uint32_t c = 0; c < MODEL_CONTEXT; c++, delta += MODEL_EMBED)
-            math_add(ret_values + (size_t)symbols[c] * MODEL_EMBED, delta, MODEL_EMBED);
-    }
+    math_embed_back(&s, model->deltas[0], model->vocab, MODEL_EMBED, ret_values);
 }

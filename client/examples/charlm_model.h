@@ -3,7 +3,7 @@
  * The model: MODEL_CONTEXT characters -> embedding, put one after the other -> six tanh layers ->
  * scores of the next character. Forward and backward layer by layer, so that the caller decides
  * where parameters come from and where gradients go. Owns activations, never parameters or
- * gradients. One thread per model; no I/O.
+ * gradients. Values are where the arithmetic works (charlm_math.h). One thread per model; no I/O.
  *
  * For a batch of samples: model_load; model_embed, model_forward(0..6), model_loss; then for
  * layer 6..0 model_grad_weight, model_grad_bias and model_backward, and after
@@ -43,14 +43,15 @@ struct model {
     float *values[MODEL_LAYERS + 1];
     float *deltas[MODEL_LAYERS + 1]; /* of the loss by values, before the layer's tanh */
     float *transposed;
-    uint8_t *symbols; /* batch x (context + 1) */
+    uint8_t *symbols;        /* batch x (context + 1), on the host */
+    uint8_t *placed_symbols; /* the same where the arithmetic works */
 };
 
 /* 0, or -1: no memory. */
 int model_new(uint32_t vocab, uint32_t hidden, uint32_t batch, struct model **ret_model);
 struct model *model_free(struct model *model);
 
-/* First values of a parameter: uniform, from the seed alone. */
+/* First values of a parameter, on the host: uniform, from the seed alone. */
 void model_init_param(const struct model *model, uint32_t param, uint64_t seed, float *ret_values);
 
 /* Samples [first, first + count) of the batch are those of `draw`, from its sample 0. */
@@ -58,8 +59,8 @@ void model_load(struct model *model, const struct text *text, const struct text_
                 uint32_t first, uint32_t count);
 void model_embed(struct model *model, const float *embed);
 void model_forward(struct model *model, uint32_t layer, const float *weight, const float *bias);
-/* Mean cross-entropy of the batch in nats, and the deltas of the scores. */
-double model_loss(struct model *model);
+/* Mean cross-entropy of the batch in nats into *mean, and the deltas of the scores. */
+void model_loss(struct model *model, double *mean);
 /* Deltas of the layer's inputs. */
 void model_backward(struct model *model, uint32_t layer, const float *weight);
 /* Elements [first, first + count) of the weight's gradient: same bits however it is cut. */

@@ -31,6 +31,7 @@ static const char usage[] =
     "  --link BYTES_PER_S   simulate a link of that speed per rank (off)\n"
     "  --measure            time each collective alone before the first step\n"
     "  --timeout SECONDS    for joining and for each collective (120)\n"
+    "  --gpu N              charlm-cuda: the GPU to use (the rank's number, over how many there are)\n"
     "  --help\n";
 
 enum option_key {
@@ -47,6 +48,7 @@ enum option_key {
     KEY_BUCKET,
     KEY_LINK,
     KEY_TIMEOUT,
+    KEY_GPU,
     KEY_OVERLAP,
     KEY_GATHER,
     KEY_ACCUMULATE,
@@ -74,6 +76,7 @@ static const struct option long_options[] = {
     {"bucket", required_argument, NULL, KEY_BUCKET},
     {"link", required_argument, NULL, KEY_LINK},
     {"timeout", required_argument, NULL, KEY_TIMEOUT},
+    {"gpu", required_argument, NULL, KEY_GPU},
     {"overlap", required_argument, NULL, KEY_OVERLAP},
     {"gather", required_argument, NULL, KEY_GATHER},
     {"accumulate", required_argument, NULL, KEY_ACCUMULATE},
@@ -137,7 +140,7 @@ static int parse_word(const char *what, const char *value, const char *first, co
 
 static int parse_number(int key, const char *value, struct charlm_options *o)
 {
-    uint32_t seconds = 0;
+    uint32_t seconds = 0, gpu = 0;
     int r;
 
     switch (key) {
@@ -170,6 +173,10 @@ static int parse_number(int key, const char *value, struct charlm_options *o)
         return r;
     case KEY_LINK:
         return parse_u64("--link", value, 1, (uint64_t)1 << 50, &o->link_bytes_per_s);
+    case KEY_GPU:
+        r = parse_u32("--gpu", value, 0, 1023, &gpu);
+        o->gpu = (int)gpu;
+        return r;
     default:
         r = parse_u32("--timeout", value, 1, 86400, &seconds);
         o->timeout_ns = (int64_t)seconds * 1000000000;
@@ -229,6 +236,7 @@ int charlm_options_parse(int argc, char **argv, struct charlm_options *ret_optio
         .hidden = 512,
         .batch = 32,
         .seed = 1,
+        .gpu = -1,
         .bucket_bytes = 655360,
         .timeout_ns = 120000000000,
     };

@@ -12,6 +12,7 @@
 #include <time.h>
 
 #include "client/examples/charlm.h"
+#include "client/examples/charlm_device.h"
 #include "client/examples/charlm_math.h"
 
 /* A step that never ends is ended by the job's own deadlines. */
@@ -25,7 +26,10 @@ struct rank_run {
     gw_job *job;
     uint32_t units[MODEL_UNITS]; /* as the job numbers them */
     float *m, *v;                /* Adam's moments of the shard */
-    float *scratch;              /* one parameter */
+    float *scratch;              /* one parameter, where the arithmetic works */
+    float *host;                 /* one parameter */
+    double *loss;                /* steps x micro-steps, where the arithmetic works */
+    struct gw_device *device;    /* NULL: the host */
 };
 
 /* ---- errors ---------------------------------------------------------------------------------- */
@@ -36,6 +40,7 @@ static int exit_code(int error)
     case GW_E_INVALID: /* of what the command line gave */
         return EX_USAGE;
     case GW_E_NO_DAEMON:
+    case GW_E_NO_DEVICE:
     case GW_E_DRAINING:
         return EX_UNAVAILABLE;
     case GW_E_NOMEM:
@@ -84,6 +89,7 @@ static int open_job(struct rank_run *run)
         .linger_ns = -1, /* nobody comes back to this job */
         .link_bytes_per_s = o->link_bytes_per_s,
         .name = "charlm",
+        .device = run->device,
     };
     struct gw_job_id id;
     int r;
@@ -135,10 +141,10 @@ static int seal(struct rank_run *run)
     return r;
 }
 
-/* Waits on all ranks for what the token stands for. */
+/* What is computed from here on comes after what the token stands for. */
 static int wait_token(const struct rank_run *run, const char *what, struct gw_token token)
 {
-    return check(run, what, gw_wait(run->job, token, WAIT));
+    return check(run, what, charlm_device_wait(run->job, token));
 }
 
 static int barrier(const struct rank_run *run)
@@ -147,7 +153,7 @@ static int barrier(const struct rank_run *run)
     int r;
 
     r = check(run, "barrier", gw_barrier(run->job, NULL, &token));
-    return r != 0 ? r : wait_token(run, "barrier", token);
+    return r != 0 ? r : check(run, "barrier", gw_wait(run->job, token, WAIT));
 }
 
 /* Parameter p is written by rank p mod world, wherever it lies. */
@@ -161,27 +167,41 @@ static int write_initial(struct rank_run *run)
 
         if (p % o->world != o->rank)
             continue;
-        model_init_param(run->model, p, o->seed, run->scratch);
+        model_init_param(run->model, p, o->seed, run->host);
         r = check(run, "write initial values",
-                  gw_param_write_sync(run->job, p, 0, mp->numel, run->scratch, patience_ns(o)));
+                  gw_param_write_sync(run->job, p, 0, mp->numel, run->host, patience_ns(o)));
     }
     return r != 0 ? r : barrier(run);
 }
 
-static int set_up(struct rank_run *run)
+static int make_room(struct rank_run *run)
 {
+    const struct charlm_options *o = run->options;
     size_t largest = 0;
-    uint64_t numel;
-    int r;
 
     for (uint32_t p = 0; p < MODEL_PARAMS; p++)
         largest = run->model->params[p].numel > largest ? run->model->params[p].numel : largest;
-    run->scratch = malloc(largest * sizeof(float));
-    if (run->scratch == NULL) {
-        fprintf(stderr, "charlm rank %u: no memory for %zu values\n", run->options->rank, largest);
-        return EX_OSERR;
-    }
-    r = open_job(run);
+    run->scratch = math_alloc(largest * sizeof(float));
+    run->host = malloc(largest * sizeof(float));
+    run->loss = math_alloc((size_t)o->steps * o->micro_steps * sizeof *run->loss);
+    if (run->scratch != NULL && run->host != NULL && run->loss != NULL)
+        return 0;
+    fprintf(stderr, "charlm rank %u: no memory for %zu values\n", o->rank, largest);
+    return EX_OSERR;
+}
+
+static int set_up(struct rank_run *run)
+{
+    uint64_t numel;
+    int r;
+
+    r = make_room(run);
+    if (r == 0)
+        r = check(run, "device", charlm_device_new(&run->device));
+    if (r == 0)
+        r = open_job(run);
+    if (r == 0)
+        r = check(run, "device", charlm_device_attach(run->job));
     if (r == 0)
         r = seal(run);
     if (r == 0)
@@ -316,7 +336,7 @@ static int micro_step(struct rank_run *run, uint32_t step, uint32_t micro)
         r = forward_unit(run, unit);
     if (r != 0)
         return r;
-    run->result->loss[step - 1] += model_loss(run->model);
+    model_loss(run->model, run->loss + (size_t)(step - 1) * o->micro_steps + micro);
     begin = now_ns();
     for (uint32_t unit = MODEL_UNITS; r == 0 && unit-- > 0;)
         r = backward_unit(run, unit, last ? GW_GRAD_FINAL : GW_GRAD_ACCUMULATE);
@@ -360,15 +380,17 @@ static int train_step(struct rank_run *run, uint32_t step)
 
     for (uint32_t micro = 0; r == 0 && micro < o->micro_steps; micro++)
         r = micro_step(run, step, micro);
-    run->result->loss[step - 1] /= (double)o->micro_steps;
     if (r == 0)
         r = check(run, "end step", gw_step_end(run->job, &token));
     if (r == 0)
-        r = check(run, "wait for step", gw_wait_step(run->job, WAIT, &verdict));
-    if (r != 0)
-        return r;
-    run->result->norm[step - 1] = verdict.norm;
-    r = update(run, step);
+        r = wait_token(run, "wait for step", token);
+    if (r == 0)
+        r = update(run, step);
+    /* The host need not know the verdict before: the arithmetic comes after it in any case. */
+    if (r == 0)
+        r = check(run, "verdict", gw_wait_step(run->job, WAIT, &verdict));
+    if (r == 0)
+        run->result->norm[step - 1] = verdict.norm;
     run->result->step_ns[step - 1] = now_ns() - begin;
     return r;
 }
@@ -380,9 +402,11 @@ static int write_param(struct rank_run *run, uint32_t param, FILE *file)
     const float *from = NULL;
     int r = values(run, param, &from);
 
-    if (r == 0)
-        fwrite(from, sizeof *from, run->model->params[param].numel, file);
-    return r;
+    if (r != 0)
+        return r;
+    math_get(run->host, from, run->model->params[param].numel * sizeof *from);
+    fwrite(run->host, sizeof *from, run->model->params[param].numel, file);
+    return 0;
 }
 
 /* This rank's own view of all parameters, unit by unit; file NULL: only waits until they are
@@ -428,13 +452,33 @@ static int dump(struct rank_run *run)
     return EX_CANTCREAT;
 }
 
+/* Means over micro-steps, added up in their order. */
+static int take_losses(struct rank_run *run)
+{
+    const struct charlm_options *o = run->options;
+    size_t count = (size_t)o->steps * o->micro_steps;
+    double *loss = malloc(count * sizeof *loss);
+
+    if (loss == NULL) {
+        fprintf(stderr, "charlm rank %u: no memory for %u losses\n", o->rank, o->steps);
+        return EX_OSERR;
+    }
+    math_get(loss, run->loss, count * sizeof *loss);
+    for (size_t i = 0; i < count; i++)
+        run->result->loss[i / o->micro_steps] += loss[i];
+    for (uint32_t step = 0; step < o->steps; step++)
+        run->result->loss[step] /= (double)o->micro_steps;
+    free(loss);
+    return 0;
+}
+
 static int finish(struct rank_run *run)
 {
-    int r = 0;
+    int r = take_losses(run);
 
     /* Stages 1 and 2 gather after the last rank's commit: the last step's belong to the figures. In
      * stage 3 this would gather once more than the steps did. */
-    if (run->options->stage < 3)
+    if (r == 0 && run->options->stage < 3)
         r = fetch_all(run, NULL);
     run->result->stats.struct_size = sizeof run->result->stats;
     if (r == 0)
@@ -454,7 +498,10 @@ int charlm_run_rank(const struct charlm_options *options, const struct text *tex
         r = train_step(&run, step);
     if (r == 0)
         r = finish(&run);
+    math_free(run.scratch);
+    math_free(run.loss);
     gw_job_close(run.job);
-    free(run.scratch);
+    charlm_device_free(run.device);
+    free(run.host);
     return r;
 }

@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Where a rank's arithmetic works and what is waited for: charlm_math.c computes on the host and
+ * the host waits (charlm_device_host.c); charlm_math_cuda.c computes on a GPU and its stream waits
+ * (charlm_math_cuda.c). Functions return 0 or what libgradwire says.
+ */
+#ifndef CHARLM_DEVICE_H
+#define CHARLM_DEVICE_H
+
+#include <gradwire/gradwire.h>
+
+/* Once, before anything of charlm_math.h: 0, or an exit code after a message. gpu: CUDA ordinal, or -1:
+ * the rank's number over the number of GPUs. */
+int charlm_device_start(int gpu, uint32_t rank);
+/* NULL on the host. */
+int charlm_device_new(struct gw_device **ret_device);
+void charlm_device_free(struct gw_device *device);
+/* The job's calls come in the order of the arithmetic. */
+int charlm_device_attach(gw_job *job);
+int charlm_device_wait(gw_job *job, struct gw_token token);
+
+#endif
