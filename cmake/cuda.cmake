@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # CUDA and NCCL. How a folder's CMakeLists.txt uses it:
-#   gw_kernel_shim(gw_kernels cuda/kernels.cu)  the CPU build of a kernel file, always: target
-#                                    gw_kernels_cpu, file <build>/lib/libgw_kernels-cpu.so
+#   gw_kernel_shim(fabric fabric.cu) the CPU build of a kernel file, CUDA or not: target fabric_cpu,
+#                                    file <build>/lib/libfabric-cpu.so. gw_kernels_cpu is there
+#                                    already, of daemon/device/cuda/kernels.cu
 #   if(GW_HAVE_CUDA)                 toolkit 13 and NCCL are there; false: make no such target
 #     add_library(x MODULE a.c)
-#     gw_cuda_object(x cuda/kernels.cu)          compiles with nvcc, adds the object to x, and makes
-#                                    <build>/lib/kernels.ptx for the tests
+#     gw_cuda_object(x cuda/kernels.cu)      compiles with nvcc, adds the object to x; and makes
+#                                    <build>/lib/kernels.ptx
 #     target_link_libraries(x PRIVATE gw::cudart gw::nccl)   by full path; C needs no more
 #     target_link_libraries(y PRIVATE gw::cuda_headers gw::nccl_headers)   headers only
 #   endif()
@@ -75,18 +76,36 @@ endif()
 # Bits are promised: nothing is contracted, on either side.
 set(GW_NVCC_FLAGS -std=c++17 -O3 -fmad=false -I${CMAKE_SOURCE_DIR} -I${CMAKE_SOURCE_DIR}/include)
 set(GW_NVCC_HOST_FLAGS
-    -Xcompiler=-fPIC,-ffp-contract=off,-fvisibility=hidden,-fno-exceptions,-fno-rtti,-Wall)
+    -Xcompiler=-fPIC,-ffp-contract=off,-fvisibility=hidden,-fno-exceptions,-fno-rtti)
+# Guards of statics would need libstdc++; the stubs that have them are never called.
+list(APPEND GW_NVCC_HOST_FLAGS -Xcompiler=-fno-threadsafe-statics)
 if(CMAKE_C_COMPILER_ID STREQUAL "GNU")
   list(APPEND GW_NVCC_HOST_FLAGS -ccbin=${CMAKE_C_COMPILER})
 endif()
+
+# Target <name>_ptx: <build>/lib/<name>.ptx, for the tests that read it.
+function(gw_cuda_ptx file)
+  get_filename_component(name ${file} NAME_WE)
+  get_filename_component(source ${file} ABSOLUTE)
+  if(TARGET ${name}_ptx)
+    return()
+  endif()
+  set(ptx ${GW_CUDA_LIB_DIR}/${name}.ptx)
+  file(MAKE_DIRECTORY ${GW_CUDA_LIB_DIR})
+  add_custom_command(
+    OUTPUT ${ptx}
+    COMMAND ${GW_CUDA_NVCC} ${GW_NVCC_FLAGS} ${GW_NVCC_HOST_FLAGS} -ptx -arch=compute_100
+            ${source} -o ${ptx} -MD -MT ${ptx} -MF ${ptx}.d
+    DEPENDS ${source} DEPFILE ${ptx}.d
+    COMMENT "nvcc -ptx ${name}.cu" VERBATIM)
+  add_custom_target(${name}_ptx ALL DEPENDS ${ptx})
+endfunction()
 
 # gw_cuda_object(target file.cu): see above.
 function(gw_cuda_object target file)
   get_filename_component(name ${file} NAME_WE)
   get_filename_component(source ${file} ABSOLUTE)
   set(object ${CMAKE_CURRENT_BINARY_DIR}/${target}-${name}.o)
-  set(ptx ${GW_CUDA_LIB_DIR}/${name}.ptx)
-  file(MAKE_DIRECTORY ${GW_CUDA_LIB_DIR})
   add_custom_command(
     OUTPUT ${object}
     COMMAND ${GW_CUDA_NVCC} ${GW_NVCC_FLAGS} ${GW_NVCC_HOST_FLAGS} -c ${source} -o ${object}
@@ -95,19 +114,9 @@ function(gw_cuda_object target file)
             -MD -MT ${object} -MF ${object}.d
     DEPENDS ${source} DEPFILE ${object}.d
     COMMENT "nvcc ${name}.cu" VERBATIM)
-  add_custom_command(
-    OUTPUT ${ptx}
-    COMMAND ${GW_CUDA_NVCC} ${GW_NVCC_FLAGS} ${GW_NVCC_HOST_FLAGS} -ptx -arch=compute_100
-            ${source} -o ${ptx} -MD -MT ${ptx} -MF ${object}.ptx.d
-    DEPENDS ${source} DEPFILE ${object}.ptx.d
-    COMMENT "nvcc -ptx ${name}.cu" VERBATIM)
   set_source_files_properties(${object} PROPERTIES EXTERNAL_OBJECT ON GENERATED ON)
-  # Not a source of the target, for a PTX is none: a target of its own before it.
-  if(NOT TARGET ${name}_ptx)
-    add_custom_target(${name}_ptx DEPENDS ${ptx})
-  endif()
   target_sources(${target} PRIVATE ${object})
-  add_dependencies(${target} ${name}_ptx)
+  gw_cuda_ptx(${file})
 endfunction()
 
 # gw_kernel_shim(name file.cu): see above. The very file, as C.
@@ -126,4 +135,7 @@ endfunction()
 
 if(EXISTS ${CMAKE_SOURCE_DIR}/daemon/device/cuda/kernels.cu)
   gw_kernel_shim(gw_kernels ${CMAKE_SOURCE_DIR}/daemon/device/cuda/kernels.cu)
+  if(GW_HAVE_CUDA)
+    gw_cuda_ptx(${CMAKE_SOURCE_DIR}/daemon/device/cuda/kernels.cu)
+  endif()
 endif()

@@ -36,6 +36,7 @@ struct gw_kernel_entry {
     }                                                                                              \
     GW_DEVICE void kernel##_body(const struct kernel *arg)
 #define GW_UNROLL _Pragma("unroll")
+#define GW_NO_UNROLL _Pragma("unroll 1")
 
 GW_DEVICE uint64_t gw_k_index(void)
 {
@@ -125,7 +126,8 @@ GW_DEVICE int gw_k_swap(uint64_t *word, uint64_t from, uint64_t to)
         kernel##_body((const struct kernel *)arg);                                                 \
     }                                                                                              \
     static void kernel##_body(const struct kernel *arg)
-#define GW_UNROLL _Pragma("GCC unroll 8")
+#define GW_UNROLL _Pragma("GCC unroll 16")
+#define GW_NO_UNROLL _Pragma("GCC unroll 1")
 #define GW_KERNEL_TABLE_BEGIN                                                                      \
     extern const struct gw_kernel_entry gw_kernel_table[];                                         \
     __attribute__((visibility("default"))) const struct gw_kernel_entry gw_kernel_table[] = {

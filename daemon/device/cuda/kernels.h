@@ -200,6 +200,9 @@ GW_K_LAUNCH(end);
 GW_K_LAUNCH(hold);
 GW_K_LAUNCH(finish);
 
+#ifdef __CUDACC__
+__host__ __device__
+#endif
 static inline uint64_t gw_k_chunks(uint64_t count)
 {
     return (count + GW_K_CHUNK - 1) / GW_K_CHUNK;
