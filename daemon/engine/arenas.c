@@ -20,11 +20,15 @@ struct arena_list {
     uint32_t last_buffer;
 };
 
+enum garbage_kind { GARBAGE_ARENA, GARBAGE_STAGING, GARBAGE_PAGE };
+
 struct garbage {
     struct garbage *next;
     struct device_memory *memory;
     uint64_t after_op;
-    bool counted;
+    int rank;
+    enum garbage_kind kind;
+    enum arenas_page how; /* of a page */
 };
 
 struct arenas {
@@ -59,6 +63,23 @@ static uint32_t find(const struct arena_list *list, uint64_t key)
     return low;
 }
 
+/* Who a device and a fabric think it belongs to. */
+static uint32_t owner_of(int rank)
+{
+    return rank < 0 ? DEVICE_NO_RANK : (uint32_t)rank;
+}
+
+/* A client's own memory is not ours to count. */
+static uint64_t charge(const struct device_memory *memory)
+{
+    return memory->fd < 0 ? 0 : memory->mapped_bytes;
+}
+
+static enum garbage_kind garbage_kind_of(uint64_t key)
+{
+    return key >> 32 == GW_ARENA_STAGING ? GARBAGE_STAGING : GARBAGE_ARENA;
+}
+
 static struct arena *lookup(const struct arenas *arenas, enum gw_arena_kind kind, int rank,
                             uint32_t index)
 {
@@ -85,16 +106,37 @@ int arenas_new(const struct arenas_config *config, struct arenas **ret_arenas)
     return 0;
 }
 
+/* Now: no op can reach it. */
+static void destroy(struct arenas *arenas, const struct garbage *what)
+{
+    const struct arenas_config *config = &arenas->config;
+
+    if (what->kind == GARBAGE_PAGE) {
+        if (what->how != ARENAS_PAGE_LENT)
+            arenas->total_bytes -= what->memory->mapped_bytes;
+        if (what->how != ARENAS_PAGE_OWN)
+            config->ops->page_remove(config->device, what->memory->base);
+        pages_free(what->memory);
+        return;
+    }
+    arenas->total_bytes -= charge(what->memory);
+    if (what->kind == GARBAGE_ARENA && what->memory->fd >= 0)
+        config->fabric_ops->memory_removed(config->fabric, owner_of(what->rank), what->memory);
+    config->ops->memory_free(config->device, what->memory);
+}
+
 struct arenas *arenas_free(struct arenas *arenas)
 {
     if (!arenas)
         return NULL;
     arenas_collect(arenas, UINT64_MAX);
     for (uint32_t i = 0; i <= arenas->config.world; i++) {
-        for (uint32_t j = 0; j < arenas->lists[i].count; j++)
-            arenas->config.ops->memory_free(arenas->config.device,
-                                            arenas->lists[i].items[j].memory);
-        free(arenas->lists[i].items);
+        struct arena_list *list = &arenas->lists[i];
+        for (uint32_t j = 0; j < list->count; j++)
+            destroy(arenas, &(struct garbage){.memory = list->items[j].memory,
+                                              .rank = i == arenas->config.world ? -1 : (int)i,
+                                              .kind = garbage_kind_of(list->items[j].key)});
+        free(list->items);
     }
     free(arenas);
     return NULL;
@@ -105,8 +147,8 @@ struct arenas *arenas_free(struct arenas *arenas)
 static const char *kind_name(enum gw_arena_kind kind)
 {
     static const char *const names[GW_ARENA_KINDS] = {
-        "none", "params",   "grads", "acc",     "ring",          "shard-grads",
-        "pool", "overflow", "array", "staging", "shared-params", "buffer",
+        "none",     "params", "grads",   "acc",           "ring",   "shard-grads", "pool",
+        "overflow", "array",  "staging", "shared-params", "buffer", "verdict",
     };
     return names[kind];
 }
@@ -134,13 +176,25 @@ static bool fits(const struct arenas *arenas, uint64_t bytes)
     return limit == 0 || (bytes <= limit && arenas->total_bytes <= limit - bytes);
 }
 
+/* In its place; there is room. */
+static struct arena *insert(struct arena_list *list, uint64_t key, struct device_memory *memory)
+{
+    uint32_t at = find(list, key);
+
+    memmove(&list->items[at + 1], &list->items[at], (list->count - at) * sizeof(*list->items));
+    list->items[at] = (struct arena){.key = key, .memory = memory};
+    list->count++;
+    return &list->items[at];
+}
+
 static int add(struct arenas *arenas, enum gw_arena_kind kind, int rank, uint32_t index,
                uint64_t bytes, struct arena **ret_arena)
 {
+    const struct arenas_config *config = &arenas->config;
     struct arena_list *list = list_of(arenas, rank);
+    bool staging = kind == GW_ARENA_STAGING;
     struct device_memory *memory;
     char name[48];
-    uint32_t at;
     int r;
 
     if (!fits(arenas, bytes))
@@ -152,16 +206,15 @@ static int add(struct arenas *arenas, enum gw_arena_kind kind, int rank, uint32_
         snprintf(name, sizeof(name), "gradwire-%s", kind_name(kind));
     else
         snprintf(name, sizeof(name), "gradwire-%s-%d.%u", kind_name(kind), rank, index);
-    r = arenas->config.ops->memory_new(arenas->config.device, DEVICE_MEMORY_ARENA, name,
-                                       (size_t)bytes, &memory);
+    r = config->ops->memory_new(config->device,
+                                staging ? DEVICE_MEMORY_STAGING : DEVICE_MEMORY_ARENA,
+                                owner_of(rank), name, (size_t)bytes, &memory);
     if (r < 0)
         return r;
-    at = find(list, key_of(kind, index));
-    memmove(&list->items[at + 1], &list->items[at], (list->count - at) * sizeof(*list->items));
-    list->items[at] = (struct arena){.key = key_of(kind, index), .memory = memory};
-    list->count++;
-    arenas->total_bytes += memory->mapped_bytes;
-    *ret_arena = &list->items[at];
+    arenas->total_bytes += charge(memory);
+    if (!staging)
+        config->fabric_ops->memory_added(config->fabric, owner_of(rank), memory);
+    *ret_arena = insert(list, key_of(kind, index), memory);
     return 0;
 }
 
@@ -183,20 +236,47 @@ int arenas_make(struct arenas *arenas, enum gw_arena_kind kind, int rank, uint32
     return r;
 }
 
+static bool buffers_full(const struct arena_list *list)
+{
+    uint32_t first = find(list, key_of(GW_ARENA_BUFFER, 0));
+    uint32_t end = find(list, key_of(GW_ARENA_BUFFER + 1, 0));
+
+    return end - first >= GW_BUFFERS_MAX || list->last_buffer == UINT32_MAX;
+}
+
 int arenas_buffer_new(struct arenas *arenas, uint32_t rank, uint64_t bytes, uint32_t *ret_id)
 {
     struct arena_list *list = list_of(arenas, (int)rank);
-    uint32_t first = find(list, key_of(GW_ARENA_BUFFER, 0));
     struct arena *arena;
     int r;
 
-    /* Buffers are the last kind: all that follow are buffers. */
-    if (list->count - first >= GW_BUFFERS_MAX || list->last_buffer == UINT32_MAX)
+    if (buffers_full(list))
         return GW_E_LIMIT;
     r = add(arenas, GW_ARENA_BUFFER, (int)rank, list->last_buffer + 1, bytes, &arena);
     if (r == 0)
         *ret_id = ++list->last_buffer;
     return r;
+}
+
+int arenas_buffer_import(struct arenas *arenas, uint32_t rank, const struct device_import *import,
+                         uint32_t *ret_id, char text[GW_TEXT_MAX + 1])
+{
+    struct arena_list *list = list_of(arenas, (int)rank);
+    struct device_memory *memory;
+    int r;
+
+    text[0] = 0;
+    if (buffers_full(list))
+        return GW_E_LIMIT;
+    r = list_room(list);
+    if (r == 0)
+        r = arenas->config.ops->memory_import(arenas->config.device, rank, import, &memory, text);
+    if (r < 0)
+        return r;
+    arenas->total_bytes += charge(memory);
+    (void)insert(list, key_of(GW_ARENA_BUFFER, ++list->last_buffer), memory);
+    *ret_id = list->last_buffer;
+    return 0;
 }
 
 int arenas_array(struct arenas *arenas, uint32_t rank, const char *name, uint64_t bytes,
@@ -281,28 +361,17 @@ void arenas_sum(const struct arenas *arenas, uint32_t rank, uint64_t ret_bytes[G
 
 /* ---- freeing --------------------------------------------------------------------------------- */
 
-static void discard(struct arenas *arenas, struct device_memory *memory, uint64_t after_op,
-                    bool counted)
+static void discard(struct arenas *arenas, const struct garbage *what)
 {
-    struct garbage *garbage = after_op ? malloc(sizeof(*garbage)) : NULL;
+    struct garbage *garbage = what->after_op ? malloc(sizeof(*garbage)) : NULL;
 
     if (garbage) {
-        *garbage = (struct garbage){arenas->garbage, memory, after_op, counted};
+        *garbage = *what;
+        garbage->next = arenas->garbage;
         arenas->garbage = garbage;
-        return;
-    }
-    /* Without memory for the note: keep it forever rather than free it under an op. */
-    if (after_op)
-        return;
-    if (counted)
-        arenas->total_bytes -= memory->mapped_bytes;
-    arenas->config.ops->memory_free(arenas->config.device, memory);
-}
-
-void arenas_discard(struct arenas *arenas, struct device_memory *memory, uint64_t after_op)
-{
-    if (memory)
-        discard(arenas, memory, after_op, false);
+    } else if (!what->after_op) {
+        destroy(arenas, what);
+    } /* Without memory for the note: keep it forever rather than free it under an op. */
 }
 
 void arenas_drop(struct arenas *arenas, enum gw_arena_kind kind, int rank, uint32_t index,
@@ -314,7 +383,10 @@ void arenas_drop(struct arenas *arenas, enum gw_arena_kind kind, int rank, uint3
 
     if (!arena)
         return;
-    discard(arenas, arena->memory, after_op, true);
+    discard(arenas, &(struct garbage){.memory = arena->memory,
+                                      .after_op = after_op,
+                                      .rank = rank,
+                                      .kind = garbage_kind_of(arena->key)});
     at = (uint32_t)(arena - list->items);
     list->count--;
     memmove(arena, arena + 1, (list->count - at) * sizeof(*arena));
@@ -340,7 +412,43 @@ void arenas_collect(struct arenas *arenas, uint64_t oldest_op)
             continue;
         }
         *at = garbage->next;
-        discard(arenas, garbage->memory, 0, garbage->counted);
+        destroy(arenas, garbage);
         free(garbage);
     }
+}
+
+/* ---- pages ----------------------------------------------------------------------------------- */
+
+int arenas_page_lend(struct arenas *arenas, struct device_memory *page)
+{
+    return arenas->config.ops->page_add(arenas->config.device, page->base, page->mapped_bytes);
+}
+
+int arenas_page_new(struct arenas *arenas, const char *name, uint64_t bytes, bool words,
+                    struct device_memory **ret_page)
+{
+    struct device_memory *page;
+    int r;
+
+    if (!fits(arenas, bytes))
+        return GW_E_LIMIT;
+    r = pages_new(PAGES_OUT, name, (size_t)bytes, &page);
+    if (r < 0)
+        return r;
+    r = words ? arenas_page_lend(arenas, page) : 0;
+    if (r < 0) {
+        pages_free(page);
+        return r;
+    }
+    arenas->total_bytes += page->mapped_bytes;
+    *ret_page = page;
+    return 0;
+}
+
+void arenas_page_drop(struct arenas *arenas, struct device_memory *page, enum arenas_page how,
+                      uint64_t after_op)
+{
+    if (page)
+        discard(arenas, &(struct garbage){
+                            .memory = page, .after_op = after_op, .kind = GARBAGE_PAGE, .how = how});
 }

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * All memory of a job: arenas by (rank, kind, index), their sum against the job's limit, and what
- * waits to be freed until no op can touch it any more. Loop thread.
+ * All memory of a job: arenas by (rank, kind, index), pages, their sum against the job's limit, and
+ * what waits to be freed until no op can touch it any more. Loop thread.
  *
  * Owns the memory it made. An arena outlives the client that used it (shards survive a re-join);
- * only registered buffers go with their client.
+ * only registered buffers go with their client. An arena's base may be a device address: the host
+ * never follows it.
  */
 #ifndef GW_ENGINE_ARENAS_H
 #define GW_ENGINE_ARENAS_H
@@ -13,12 +14,16 @@
 
 #include "daemon/core/core.h"
 #include "daemon/device/device.h"
+#include "daemon/device/pages.h"
+#include "daemon/fabric/fabric.h"
 
 struct arenas;
 
 struct arenas_config {
     const struct device_ops *ops;
     struct device *device;
+    const struct fabric_ops *fabric_ops; /* hears of bulk memory */
+    struct fabric *fabric;
     uint32_t world;
     uint64_t limit_bytes; /* 0: none */
 };
@@ -43,13 +48,25 @@ void arenas_drop(struct arenas *arenas, enum gw_arena_kind kind, int rank, uint3
 
 /* Registered buffers: ids from 1, never used twice by a rank. GW_E_LIMIT, GW_E_NOMEM. */
 int arenas_buffer_new(struct arenas *arenas, uint32_t rank, uint64_t bytes, uint32_t *ret_id);
+/* The same over the client's own device memory. GW_E_LIMIT, GW_E_NOMEM, else as the device says it,
+ * with text. */
+int arenas_buffer_import(struct arenas *arenas, uint32_t rank, const struct device_import *import,
+                         uint32_t *ret_id, char text[GW_TEXT_MAX + 1]);
 /* Shard arrays: by name; the same again for a name that exists. GW_E_LIMIT, GW_E_NOMEM;
  * GW_E_MISMATCH: it exists with another size. */
 int arenas_array(struct arenas *arenas, uint32_t rank, const char *name, uint64_t bytes,
                  uint32_t *ret_index);
 
-/* Memory of others (pages), to be freed likewise. */
-void arenas_discard(struct arenas *arenas, struct device_memory *memory, uint64_t after_op);
+/* Pages count against the limit like arenas. words: streams of the device reach them. GW_E_LIMIT,
+ * GW_E_NOMEM. */
+int arenas_page_new(struct arenas *arenas, const char *name, uint64_t bytes, bool words,
+                    struct device_memory **ret_page);
+/* A page of others, that is not counted: streams of the device reach it from now on. */
+int arenas_page_lend(struct arenas *arenas, struct device_memory *page);
+/* Frees a page likewise once no op can reach it. As it was made: */
+enum arenas_page { ARENAS_PAGE_OWN, ARENAS_PAGE_WORDS, ARENAS_PAGE_LENT };
+void arenas_page_drop(struct arenas *arenas, struct device_memory *page, enum arenas_page how,
+                      uint64_t after_op);
 /* Frees what waited; every op below `oldest_op` is done (UINT64_MAX: all are). */
 void arenas_collect(struct arenas *arenas, uint64_t oldest_op);
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Memory of a sealed job: arenas of every rank as the core sizes them, one board per rank, the
- * layout as a page. Loop thread; runs once per generation, with no op in flight.
+ * layout as a page, and where ranks compute on a device a verdict in its memory. Loop thread; runs
+ * once per generation, with no op in flight.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -21,13 +22,12 @@ static bool transient(enum gw_arena_kind kind)
 static bool sealed_kind(enum gw_arena_kind kind)
 {
     return kind != GW_ARENA_NONE && kind != GW_ARENA_OVERFLOW && kind != GW_ARENA_ARRAY &&
-           kind != GW_ARENA_BUFFER;
+           kind != GW_ARENA_BUFFER && kind != GW_ARENA_VERDICT;
 }
 
-static int build_arena(struct job *job, enum gw_arena_kind kind, int rank,
+static int build_arena(struct job *job, enum gw_arena_kind kind, int rank, uint64_t bytes,
                        char text[GW_TEXT_MAX + 1])
 {
-    uint64_t bytes = core_arena_bytes(job->core, kind, rank);
     bool kept = false;
     int r;
 
@@ -50,16 +50,24 @@ static int build_arenas(struct job *job, char text[GW_TEXT_MAX + 1])
             arenas_drop_kind(job->arenas, GW_ARENA_OVERFLOW, rank, 0);
         for (int kind = 0; r == 0 && kind < GW_ARENA_KINDS; kind++)
             if (sealed_kind((enum gw_arena_kind)kind))
-                r = build_arena(job, (enum gw_arena_kind)kind, rank, text);
+                r = build_arena(job, (enum gw_arena_kind)kind, rank,
+                                core_arena_bytes(job->core, (enum gw_arena_kind)kind, rank), text);
+        if (r == 0 && rank >= 0 && job->config.kind != GW_DEVICE_HOST)
+            r = build_arena(job, GW_ARENA_VERDICT, rank, sizeof(struct gw_shm_verdict), text);
     }
     return r;
 }
 
-static int new_page(struct job *job, const char *name, uint64_t bytes,
-                    struct device_memory **ret_page)
+static void drop_board(struct job *job, uint32_t rank)
 {
-    return job->config.device_ops->memory_new(job->config.device, DEVICE_MEMORY_PAGE_OUT, name,
-                                              (size_t)bytes, ret_page);
+    arenas_page_drop(job->arenas, job->boards[rank], ARENAS_PAGE_WORDS, job_last_unfinished(job));
+    job->boards[rank] = NULL;
+}
+
+static void drop_layout_page(struct job *job)
+{
+    arenas_page_drop(job->arenas, job->layout_page, ARENAS_PAGE_OWN, 0);
+    job->layout_page = NULL;
 }
 
 /* Fresh in every generation: clients count from what they find here. */
@@ -74,7 +82,7 @@ static int build_board(struct job *job, uint32_t rank)
     struct gw_shm_board *board;
     int r;
 
-    r = new_page(job, "gradwire-board", bytes, &memory);
+    r = arenas_page_new(job->arenas, "gradwire-board", bytes, true, &memory);
     if (r < 0)
         return r;
     board = memory->base;
@@ -85,7 +93,7 @@ static int build_board(struct job *job, uint32_t rank)
     board->params = page->params;
     atomic_store_explicit(&board->step.value, steps, memory_order_release);
     atomic_store_explicit(&board->update.value, steps, memory_order_release);
-    job_discard(job, job->boards[rank]);
+    drop_board(job, rank);
     job->boards[rank] = memory;
     return 0;
 }
@@ -96,12 +104,12 @@ static int build_layout_page(struct job *job)
     struct device_memory *memory;
     int r;
 
-    r = new_page(job, "gradwire-layout", page->size_bytes, &memory);
+    r = arenas_page_new(job->arenas, "gradwire-layout", page->size_bytes, false, &memory);
     if (r < 0)
         return r;
     memcpy(memory->base, page, page->size_bytes);
     id_hash(page, page->size_bytes, job->layout_hash);
-    job_discard(job, job->layout_page);
+    drop_layout_page(job);
     job->layout_page = memory;
     job->layout_bytes = page->size_bytes;
     return 0;
@@ -114,6 +122,7 @@ static void drop_all(struct job *job)
         for (int kind = 0; kind < GW_ARENA_KINDS; kind++)
             if (sealed_kind((enum gw_arena_kind)kind) && kind != GW_ARENA_STAGING)
                 arenas_drop_kind(job->arenas, (enum gw_arena_kind)kind, rank, 0);
+    build_free(job);
 }
 
 int build_all(struct job *job, char text[GW_TEXT_MAX + 1])
@@ -140,12 +149,9 @@ int build_all(struct job *job, char text[GW_TEXT_MAX + 1])
 
 void build_free(struct job *job)
 {
-    for (uint32_t rank = 0; rank < job->config.world; rank++) {
-        job_discard(job, job->boards[rank]);
-        job->boards[rank] = NULL;
-    }
-    job_discard(job, job->layout_page);
-    job->layout_page = NULL;
+    for (uint32_t rank = 0; rank < job->config.world; rank++)
+        drop_board(job, rank);
+    drop_layout_page(job);
 }
 
 void build_reply_sealed(struct job *job, const struct core_effect *effect)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The engine's life: loop, device, the job's callbacks, linger, the end. Loop thread; completions
- * reach it from stream threads through one uv_async.
+ * The engine's life: loop, the job and its device, the job's callbacks, linger, the end. Loop
+ * thread; completions reach it from stream threads through one uv_async.
  */
 #include "daemon/engine/engine.h"
 
@@ -70,19 +70,34 @@ static void on_end(void *user)
     engine->end_soon = true;
 }
 
-struct job_callbacks engine_callbacks(struct engine *engine)
-{
-    return (struct job_callbacks){on_reply, on_drop, on_failed, on_report, on_end, engine};
-}
-
-/* ---- events ---------------------------------------------------------------------------------- */
-
 static void on_wake(void *user)
 {
     struct engine *engine = user;
 
     (void)uv_async_send(&engine->completed); /* a stream's thread */
 }
+
+int engine_make_job(struct engine *engine, struct job_config *config)
+{
+    int r;
+
+    r = config->device_ops->device_new(&(struct device_config){on_wake, engine}, &config->device);
+    if (r < 0)
+        return r;
+    config->callbacks = (struct job_callbacks){on_reply, on_drop, on_failed, on_report, on_end,
+                                               engine};
+    r = job_new(config, &engine->job);
+    if (r < 0) {
+        config->device_ops->device_free(config->device);
+        return r;
+    }
+    engine->kind = config->kind;
+    engine->device_ops = config->device_ops;
+    engine->device = config->device;
+    return 0;
+}
+
+/* ---- events ---------------------------------------------------------------------------------- */
 
 static void on_completed(uv_async_t *async)
 {
@@ -91,6 +106,9 @@ static void on_completed(uv_async_t *async)
     if (!engine->job || engine->ending)
         return;
     engine_fault(engine, job_completions(engine->job, now_ns()));
+    /* A broken device is never used again: the next job of these ranks has another engine. */
+    if (job_device_lost(engine->job))
+        engine->linger_ns = 0;
     engine_after(engine);
 }
 
@@ -309,16 +327,12 @@ int engine_new(const struct engine_options *options, struct engine **ret_engine)
     engine->linger_ns = options->linger_ns;
     engine->started_ns = now_ns();
     TAILQ_INIT(&engine->sessions);
-    engine->device_ops = &device_host;
     r = id_new(&engine->id);
     if (r == 0) {
         tag_to_hex(engine->id->tag, engine->tag);
         log_set_tag(engine->tag);
         r = start_loop(engine);
     }
-    if (r == 0)
-        r = engine->device_ops->device_new(&(struct device_config){on_wake, engine},
-                                           &engine->device);
     if (r == 0)
         r = stats_start(engine);
     if (r == 0)

@@ -51,11 +51,13 @@ TAILQ_HEAD(session_list, session);
 struct engine {
     struct engine_options options;
     uv_loop_t *loop;
-    const struct device_ops *device_ops;
-    struct device *device;
     struct id *id;
     char tag[TAG_HEX_BYTES];
-    struct job *job; /* NULL before JOB_CREATE */
+    struct job *job; /* NULL before JOB_CREATE, as are those below */
+    enum gw_device_kind kind;
+    const struct device_ops *device_ops;
+    struct device *device;
+    uint64_t identities; /* given to clients */
     char name[GW_LABEL_MAX + 1];
     struct session_list sessions;
     unsigned session_count;
@@ -97,7 +99,8 @@ void engine_after(struct engine *engine);
 void engine_stop(struct engine *engine, int code, const char *text);
 /* The last client has gone, or the first has come. */
 void engine_check_linger(struct engine *engine);
-struct job_callbacks engine_callbacks(struct engine *engine);
+/* Makes the job and its device; sets config's device and callbacks. As job_new or device_new. */
+int engine_make_job(struct engine *engine, struct job_config *config);
 
 /* ---- channel.c ---- */
 
@@ -122,6 +125,8 @@ struct session {
     struct watch *process; /* pidfd; NULL: end of file is all we will see */
     struct alarm *alarm;   /* NEW: must have joined by then */
     struct device_memory *client_page, *engine_page;
+    bool client_lent, engine_lent; /* the pages: to the job */
+    uint64_t identity; /* no other client of this engine has it */
     struct outbox outbox;
     bool busy;   /* on the stack: freed when it returns */
     bool doomed; /* to be closed at the next engine_after, or when it returns */

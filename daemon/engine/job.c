@@ -6,6 +6,7 @@
 #include "daemon/engine/job.h"
 
 #include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -24,17 +25,19 @@ int job_new(const struct job_config *config, struct job **ret_job)
     r = core_new(&(struct core_config){.world = config->world,
                                        .join_timeout_ns = config->join_timeout_ns,
                                        .op_timeout_ns = config->op_timeout_ns,
+                                       .stall_report_ns = config->stall_report_ns,
                                        .drop_edges = config->drop_edges},
                  &job->core);
-    if (r == 0)
-        r = arenas_new(&(struct arenas_config){config->device_ops, config->device, config->world,
-                                               config->memory_max_bytes},
-                       &job->arenas);
     if (r == 0)
         r = config->fabric_ops->fabric_new(&(struct fabric_config){config->device_ops,
                                                                    config->device, config->world,
                                                                    config->link_bytes_per_s},
                                            &job->fabric);
+    if (r == 0)
+        r = arenas_new(&(struct arenas_config){config->device_ops, config->device,
+                                               config->fabric_ops, job->fabric, config->world,
+                                               config->memory_max_bytes},
+                       &job->arenas);
     if (r == 0)
         r = launch_new(job);
     if (r < 0) {
@@ -96,8 +99,7 @@ static void unfinished_remove(struct job *job, uint64_t op)
     }
 }
 
-/* 0 when none is under way: then things may be freed at once. */
-static uint64_t last_unfinished(const struct job *job)
+uint64_t job_last_unfinished(const struct job *job)
 {
     return job->unfinished_count ? job->last_op : 0;
 }
@@ -107,13 +109,23 @@ static void collect(struct job *job)
     arenas_collect(job->arenas, job->unfinished_count ? job->unfinished[0] : UINT64_MAX);
 }
 
+/* Nothing of this generation waits for anything any more. Communicators first: a device's streams
+ * may hang in them. */
+static void abort_all(struct job *job)
+{
+    if (job->formed)
+        job->config.fabric_ops->abort(job->fabric);
+    job->formed = false;
+    job->config.device_ops->abort(job->config.device, DEVICE_ALL_RANKS);
+}
+
 /* Before another generation's ops: none of the last one's is left, on any stream. */
 static void settle(struct job *job)
 {
     const struct device_ops *ops = job->config.device_ops;
     struct device_done done;
 
-    ops->abort(job->config.device, DEVICE_ALL_RANKS);
+    abort_all(job);
     ops->drain(job->config.device);
     while (ops->take_done(job->config.device, &done))
         ;
@@ -131,9 +143,9 @@ struct job *job_free(struct job *job)
         settle(job);
         build_free(job);
     }
+    arenas_free(job->arenas); /* first: the fabric hears of it */
     if (job->fabric)
         job->config.fabric_ops->fabric_free(job->fabric);
-    arenas_free(job->arenas);
     core_free(job->core);
     launch_free(job);
     free(job->unfinished);
@@ -156,7 +168,7 @@ static void write_failure(const struct job_port *port, uint32_t rank, int code, 
 void job_fail_all(struct job *job, uint32_t rank, int code, const char *text)
 {
     /* First the streams: what has not been told done by now never will be. */
-    job->config.device_ops->abort(job->config.device, DEVICE_ALL_RANKS);
+    abort_all(job);
     for (uint32_t i = 0; i < job->config.world; i++)
         write_failure(&job->ports[i], rank, code, text);
 }
@@ -171,19 +183,42 @@ static void effect_fail(struct job *job, const struct core_effect *effect)
                                  effect->text);
 }
 
+static int device_lost(struct job *job, uint64_t now_ns, const char *text)
+{
+    job->lost = true;
+    snprintf(job->lost_text, sizeof(job->lost_text), "%s", text);
+    return core_handle(
+        job->core, now_ns,
+        &(struct core_event){.kind = CORE_EV_DEVICE_LOST, .code = GW_E_DEVICE, .text = text});
+}
+
+/* Answer to a JOIN: the first of a generation ends the last one, the last one makes it whole,
+ * before any op of it comes. */
+static int effect_joined(struct job *job, uint64_t now_ns, const struct core_effect *effect)
+{
+    const struct wire_msg *reply = &effect->reply;
+    int r = 0;
+
+    if (reply->type == WIRE_JOINED && reply->u.joined.generation != job->generation) {
+        settle(job);
+        job->generation = reply->u.joined.generation;
+    }
+    job->config.callbacks.reply(job->config.callbacks.user, effect->rank, true, reply, NULL, 0);
+    if (reply->type != WIRE_JOINED || job->formed ||
+        (uint32_t)__builtin_popcountll(core_present(job->core)) < job->config.world)
+        return 0;
+    r = job->config.fabric_ops->form(job->fabric);
+    if (r < 0)
+        return device_lost(job, now_ns, "the ranks' communicators cannot be made");
+    job->formed = true;
+    return 0;
+}
+
 static void effect_reply(struct job *job, const struct core_effect *effect)
 {
     const struct wire_msg *reply = &effect->reply;
     const struct wire_msg *request = job->request;
 
-    if (effect->index == 1) {
-        if (reply->type == WIRE_JOINED && reply->u.joined.generation != job->generation) {
-            settle(job);
-            job->generation = reply->u.joined.generation;
-        }
-        job->config.callbacks.reply(job->config.callbacks.user, effect->rank, true, reply, NULL, 0);
-        return;
-    }
     if (reply->type == WIRE_SEALED) {
         build_reply_sealed(job, effect);
         return;
@@ -193,7 +228,7 @@ static void effect_reply(struct job *job, const struct core_effect *effect)
         request->type == WIRE_BUFFER_FREE && effect->rank == job->request_rank &&
         reply->request == request->request)
         arenas_drop(job->arenas, GW_ARENA_BUFFER, (int)effect->rank, request->u.buffer_free.buffer,
-                    last_unfinished(job));
+                    job_last_unfinished(job));
     job_reply(job, effect->rank, reply, NULL, 0);
 }
 
@@ -232,6 +267,8 @@ static int execute(struct job *job, uint64_t now_ns, struct core_effect *effect)
 
     switch (effect->kind) {
     case CORE_EFF_REPLY:
+        if (effect->index == 1)
+            return effect_joined(job, now_ns, effect);
         effect_reply(job, effect);
         return 0;
     case CORE_EFF_LAUNCH:
@@ -280,6 +317,36 @@ static int handle(struct job *job, uint64_t now_ns, const struct core_event *eve
 
 /* ---- events ---------------------------------------------------------------------------------- */
 
+int job_place(struct job *job, uint32_t rank, uint32_t world, const struct device_place *place,
+              char text[GW_TEXT_MAX + 1])
+{
+    bool taken = core_state(job->core) != GW_JOB_BROKEN && core_present(job->core) >> rank & 1;
+    int r;
+
+    text[0] = 0;
+    if (world != job->config.world || rank >= world || taken)
+        return 0;
+    if (job->placed >> rank & 1) {
+        if (memcmp(&job->places[rank], place, sizeof(*place)) == 0)
+            return 0;
+        snprintf(text, GW_TEXT_MAX + 1,
+                 "rank %u has its memory on another GPU: join with the GPU that it had before",
+                 rank);
+        return GW_E_MISMATCH;
+    }
+    r = job->config.device_ops->place(job->config.device, rank, place, text);
+    if (r < 0)
+        return r;
+    job->places[rank] = *place;
+    job->placed |= 1ull << rank;
+    return 0;
+}
+
+int job_lend(struct job *job, struct device_memory *page)
+{
+    return arenas_page_lend(job->arenas, page);
+}
+
 int job_join(struct job *job, uint64_t now_ns, uint32_t rank, uint32_t world, uint32_t request)
 {
     return handle(job, now_ns,
@@ -294,13 +361,13 @@ void job_attach(struct job *job, uint32_t rank, const struct job_port *port)
 
 void job_detach(struct job *job, uint32_t rank)
 {
-    job->ports[rank] = (struct job_port){NULL, NULL};
-    arenas_drop_kind(job->arenas, GW_ARENA_BUFFER, (int)rank, last_unfinished(job));
+    job->ports[rank] = (struct job_port){NULL, NULL, 0};
+    arenas_drop_kind(job->arenas, GW_ARENA_BUFFER, (int)rank, job_last_unfinished(job));
 }
 
 void job_discard(struct job *job, struct device_memory *memory)
 {
-    arenas_discard(job->arenas, memory, last_unfinished(job));
+    arenas_page_drop(job->arenas, memory, ARENAS_PAGE_LENT, job_last_unfinished(job));
 }
 
 int job_lost(struct job *job, uint64_t now_ns, uint32_t rank, const char *how)
@@ -326,6 +393,7 @@ int job_request(struct job *job, uint64_t now_ns, uint32_t rank, const struct wi
 
 int job_completions(struct job *job, uint64_t now_ns)
 {
+    char text[GW_TEXT_MAX + 1];
     struct device_done done;
     int r = 0;
 
@@ -339,6 +407,11 @@ int job_completions(struct job *job, uint64_t now_ns)
                                             .done_ns = done.done_ns});
     }
     collect(job);
+    if (r == 0 && job->config.device_ops->take_fault(job->config.device, text)) {
+        r = device_lost(job, now_ns, text);
+        if (r == 0)
+            r = drain_effects(job, now_ns);
+    }
     return r;
 }
 
@@ -362,6 +435,24 @@ const struct core *job_core(const struct job *job)
 uint32_t job_world(const struct job *job)
 {
     return job->config.world;
+}
+
+const char *job_device_lost(const struct job *job)
+{
+    return job->lost ? job->lost_text : NULL;
+}
+
+const char *job_device_name(const struct job *job)
+{
+    return job->config.device_ops->name;
+}
+
+const char *job_fabric_name(const struct job *job)
+{
+    bool sealed = core_layout(job->core) != NULL;
+
+    return job->config.fabric_ops->order_name(sealed ? core_options(job->core)->order
+                                                     : GW_ORDER_EXACT);
 }
 
 uint64_t job_memory_bytes(const struct job *job)

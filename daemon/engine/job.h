@@ -32,11 +32,13 @@ struct job_callbacks {
 };
 
 struct job_config {
+    enum gw_device_kind kind; /* of the tables below */
     const struct device_ops *device_ops;
     struct device *device;
     const struct fabric_ops *fabric_ops;
     uint32_t world;
     uint64_t join_timeout_ns, op_timeout_ns;
+    uint64_t stall_report_ns; /* 0: the core's default */
     uint64_t link_bytes_per_s; /* 0: no simulated link */
     uint64_t memory_max_bytes; /* 0: no limit */
     uint64_t drop_edges;
@@ -46,6 +48,7 @@ struct job_config {
 struct job_port {
     struct gw_engine_page *engine;
     const struct gw_client_page *client;
+    uint64_t identity; /* of the client: no two of a job have the same */
 };
 
 /* All calls below that return int: 0, or < 0: the engine cannot go on and must end. */
@@ -53,26 +56,38 @@ int job_new(const struct job_config *config, struct job **ret_job);
 /* Ends what the device still runs; the device itself stays. */
 struct job *job_free(struct job *job);
 
+/* Before job_join: where the rank computes. 0; or why it may not, with text: GW_E_MISMATCH, or as
+ * the device says it. A join that the core will refuse anyway changes nothing. */
+int job_place(struct job *job, uint32_t rank, uint32_t world, const struct device_place *place,
+              char text[GW_TEXT_MAX + 1]);
+/* Before job_join: the device's streams reach the page until job_discard. */
+int job_lend(struct job *job, struct device_memory *page);
 int job_join(struct job *job, uint64_t now_ns, uint32_t rank, uint32_t world, uint32_t request);
 /* After the reply JOINED: signals for the rank go to these pages. */
 void job_attach(struct job *job, uint32_t rank, const struct job_port *port);
 /* The rank's connection is gone: its pages are not touched any more by ops launched from now on.
  * Its registered buffers are freed once no op uses them. */
 void job_detach(struct job *job, uint32_t rank);
-/* Frees a page when no op launched so far can raise anything in it any more. */
+/* Frees a lent page when no op launched so far can raise anything in it any more. */
 void job_discard(struct job *job, struct device_memory *memory);
 int job_lost(struct job *job, uint64_t now_ns, uint32_t rank, const char *how);
 int job_request(struct job *job, uint64_t now_ns, uint32_t rank, const struct wire_msg *msg);
-/* After device_config.wake. */
+/* After device_config.wake. A fault of the device fails the job, and none of its ranks may join
+ * again: job_device_lost. */
 int job_completions(struct job *job, uint64_t now_ns);
 int job_tick(struct job *job, uint64_t now_ns);
 uint64_t job_deadline_ns(const struct job *job); /* UINT64_MAX: none */
+/* What broke the device, or NULL. */
+const char *job_device_lost(const struct job *job);
 
 /* Tells every attached rank that the job is over, through its pages. */
 void job_fail_all(struct job *job, uint32_t rank, int code, const char *text);
 
 const struct core *job_core(const struct job *job);
 uint32_t job_world(const struct job *job);
+/* "host", "local exact" */
+const char *job_device_name(const struct job *job);
+const char *job_fabric_name(const struct job *job);
 uint64_t job_memory_bytes(const struct job *job);
 void job_counters(const struct job *job, uint32_t rank, struct gw_counters ret_kinds[GW_KINDS]);
 

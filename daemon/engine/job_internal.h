@@ -25,6 +25,11 @@ struct job {
     uint32_t unfinished_count, unfinished_room;
     uint64_t last_op;
     uint32_t generation; /* whose ops the device runs */
+    bool formed;         /* the fabric, for this generation */
+    bool lost;           /* the device or the fabric: never used again */
+    char lost_text[GW_TEXT_MAX + 1];
+    uint64_t placed;     /* bit per rank: */
+    struct device_place places[GW_RANKS_MAX];
     bool failed;         /* this generation has */
     int fail_code;
     char fail_text[GW_TEXT_MAX + 1];
@@ -41,6 +46,7 @@ struct job {
         struct device_wait *waits;
         struct device_signal *signals;
         struct gw_shm_board *boards[GW_RANKS_MAX];
+        void *verdicts[GW_RANKS_MAX];
         uint32_t segments_room, waits_room, signals_room;
     } scratch;
 };
@@ -50,6 +56,8 @@ void job_reply(struct job *job, uint32_t rank, const struct wire_msg *msg, const
                unsigned fd_count);
 void job_reply_done(struct job *job, uint32_t rank, uint32_t request, int code, const char *format,
                     ...) __attribute__((format(printf, 5, 6)));
+/* 0 when no op is under way: then things may be freed at once. */
+uint64_t job_last_unfinished(const struct job *job);
 
 /* build.c: 0, or why not, with text. */
 int build_all(struct job *job, char text[GW_TEXT_MAX + 1]);

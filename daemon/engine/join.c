@@ -9,11 +9,41 @@
 #include "daemon/engine/engine.h"
 #include "daemon/engine/log.h"
 
-static void join(struct session *session, uint32_t rank, uint32_t world, uint32_t request)
+/* The device reaches the session's pages. */
+static int lend_pages(struct session *session)
+{
+    struct job *job = session->engine->job;
+    int r = 0;
+
+    if (!session->client_lent)
+        r = job_lend(job, session->client_page);
+    session->client_lent = r == 0;
+    if (r == 0 && !session->engine_lent) {
+        r = job_lend(job, session->engine_page);
+        session->engine_lent = r == 0;
+    }
+    return r;
+}
+
+static void join(struct session *session, uint32_t rank, uint32_t world,
+                 const struct device_place *place, uint32_t request)
 {
     struct engine *engine = session->engine;
+    char text[GW_TEXT_MAX + 1];
     int r;
 
+    r = job_place(engine->job, rank, world, place, text);
+    if (r < 0) {
+        session_send_done(session, request, r, "%s", text);
+        return;
+    }
+    r = lend_pages(session);
+    if (r < 0) {
+        session_send_done(session, request, r,
+                          "the device cannot reach the pages of rank %u: raise the limit of locked "
+                          "memory (ulimit -l)", rank);
+        return;
+    }
     engine->joiner = session;
     r = job_join(engine->job, now_ns(), rank, world, request);
     engine->joiner = NULL;
@@ -23,8 +53,8 @@ static void join(struct session *session, uint32_t rank, uint32_t world, uint32_
 static int make_job(struct engine *engine, const struct wire_msg *msg)
 {
     struct job_config config = {
-        .device_ops = engine->device_ops,
-        .device = engine->device,
+        .kind = GW_DEVICE_HOST,
+        .device_ops = &device_host,
         .fabric_ops = &fabric_local,
         .world = msg->u.job_create.world,
         .join_timeout_ns = msg->u.job_create.join_timeout_ns,
@@ -32,16 +62,16 @@ static int make_job(struct engine *engine, const struct wire_msg *msg)
         .link_bytes_per_s = msg->u.job_create.link_bytes_per_s,
         .memory_max_bytes = engine->options.memory_max_bytes,
         .drop_edges = engine->options.drop_edges,
-        .callbacks = engine_callbacks(engine),
     };
 
-    return job_new(&config, &engine->job);
+    return engine_make_job(engine, &config);
 }
 
 void join_create(struct session *session, const struct wire_msg *msg)
 {
     struct engine *engine = session->engine;
     uint32_t rank = msg->u.job_create.rank, world = msg->u.job_create.world;
+    struct device_place place;
     int r;
 
     if (engine->job) {
@@ -64,12 +94,14 @@ void join_create(struct session *session, const struct wire_msg *msg)
     if (msg->u.job_create.linger_ns != 0)
         engine->linger_ns =
             msg->u.job_create.linger_ns < 0 ? 0 : (uint64_t)msg->u.job_create.linger_ns;
-    join(session, rank, world, msg->request);
+    memcpy(place.gpu, msg->u.job_create.gpu, sizeof(place.gpu));
+    join(session, rank, world, &place, msg->request);
 }
 
 void join_join(struct session *session, const struct wire_msg *msg)
 {
     struct engine *engine = session->engine;
+    struct device_place place;
 
     if (!engine->job) {
         session_send_done(session, msg->request, GW_E_NOT_FOUND,
@@ -83,15 +115,17 @@ void join_join(struct session *session, const struct wire_msg *msg)
         return;
     }
     session_hear_ranks(engine);
+    memcpy(place.gpu, msg->u.join.gpu, sizeof(place.gpu));
     if (engine->fault == 0)
-        join(session, msg->u.join.rank, msg->u.join.world, msg->request);
+        join(session, msg->u.join.rank, msg->u.join.world, &place, msg->request);
 }
 
 void join_reply(struct session *session, uint32_t rank, const struct wire_msg *msg)
 {
     struct engine *engine = session->engine;
     struct wire_msg reply = *msg;
-    struct job_port port = {session->engine_page->base, session->client_page->base};
+    struct job_port port = {session->engine_page->base, session->client_page->base,
+                            session->identity};
 
     if (msg->type == WIRE_JOINED) {
         if (engine->ranks[rank])
@@ -103,6 +137,7 @@ void join_reply(struct session *session, uint32_t rank, const struct wire_msg *m
         alarm_clear(session->alarm);
         reply.u.joined.id_bytes = ID_BYTES;
         memcpy(reply.u.joined.id, engine->id->bytes, ID_BYTES);
+        reply.u.joined.device = engine->kind;
         log_line("rank %u is %s (pid %d), generation %u", rank, session->client,
                  (int)session->pid, msg->u.joined.generation);
     }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * From the core's references to pointers: an op is resolved and handed to the fabric, a signal to
- * the device. Loop thread. Every reference is checked against the arena it points into; one that
+ * the device. Pointers may be a device's: nothing here follows them. Loop thread. Every reference is checked against the arena it points into; one that
  * does not fit is a fault of the core, never of a client, and ends the engine.
  */
 #include <stdlib.h>
@@ -78,8 +78,12 @@ static bool resolve_signal(struct job *job, const struct core_signal *signal,
 
     if (!slot)
         return false;
-    *ret_signal =
-        (struct device_signal){slot, signal->value, signal->offset, port->engine, port->client};
+    *ret_signal = (struct device_signal){.slot = slot,
+                                         .value = signal->value,
+                                         .offset = signal->offset,
+                                         .rank = signal->rank,
+                                         .engine = port->engine,
+                                         .client = port->client};
     return true;
 }
 
@@ -234,9 +238,14 @@ static void resolve_verdict(struct job *job, const struct core_op *op, struct fa
 
     for (uint32_t i = 0; i < op->world; i++) {
         uint32_t rank = op->members[i];
+        const struct device_memory *verdict =
+            arenas_get(job->arenas, GW_ARENA_VERDICT, (int)rank, 0);
         job->scratch.boards[i] = job->boards[rank] ? job->boards[rank]->base : NULL;
+        job->scratch.verdicts[i] = verdict ? verdict->base : NULL;
     }
     to->boards = job->scratch.boards;
+    if (job->config.kind != GW_DEVICE_HOST)
+        to->verdicts = job->scratch.verdicts;
     to->buckets = page->buckets;
     to->params = page->params;
 }

@@ -66,17 +66,36 @@ static void arena_get(struct job *job, uint32_t rank, const struct wire_msg *msg
         return;
     }
     reply.u.arena.bytes = memory->bytes;
+    reply.u.arena.mapped_bytes = memory->mapped_bytes;
+    reply.u.arena.device = memory->on_device ? GW_DEVICE_CUDA : GW_DEVICE_HOST;
     job_reply(job, rank, &reply, &memory->fd, 1);
+}
+
+/* Tells the core and the client of a buffer. An imported one has nothing to be mapped. */
+static int buffer_made(struct job *job, uint64_t now_ns, uint32_t rank, uint32_t request,
+                       uint32_t id)
+{
+    const struct device_memory *memory = arenas_get(job->arenas, GW_ARENA_BUFFER, (int)rank, id);
+    struct wire_msg reply = {.type = WIRE_BUFFER_MADE, .request = request};
+    int r;
+
+    r = core_handle(job->core, now_ns,
+                    &(struct core_event){.kind = CORE_EV_BUFFER,
+                                         .rank = rank,
+                                         .request = request,
+                                         .index = id,
+                                         .size_bytes = memory->bytes});
+    if (r < 0)
+        return r;
+    reply.u.buffer_made.buffer = id;
+    reply.u.buffer_made.bytes = memory->bytes;
+    reply.u.buffer_made.mapped_bytes = memory->fd < 0 ? 0 : memory->mapped_bytes;
+    job_reply(job, rank, &reply, &memory->fd, memory->fd < 0 ? 0 : 1);
+    return 0;
 }
 
 static int buffer_new(struct job *job, uint64_t now_ns, uint32_t rank, const struct wire_msg *msg)
 {
-    struct wire_msg reply = {.type = WIRE_BUFFER_MADE, .request = msg->request};
-    struct core_event event = {.kind = CORE_EV_BUFFER,
-                               .rank = rank,
-                               .request = msg->request,
-                               .size_bytes = msg->u.buffer_new.bytes};
-    const struct device_memory *memory;
     uint32_t id = 0;
     int r;
 
@@ -89,14 +108,32 @@ static int buffer_new(struct job *job, uint64_t now_ns, uint32_t rank, const str
         reply_no_memory(job, rank, msg->request, msg->u.buffer_new.bytes, r);
         return 0;
     }
-    event.index = id;
-    r = core_handle(job->core, now_ns, &event);
-    if (r < 0)
-        return r;
-    memory = arenas_get(job->arenas, GW_ARENA_BUFFER, (int)rank, id);
-    reply.u.buffer_made.buffer = id;
-    reply.u.buffer_made.bytes = memory->bytes;
-    job_reply(job, rank, &reply, &memory->fd, 1);
+    return buffer_made(job, now_ns, rank, msg->request, id);
+}
+
+static int buffer_import(struct job *job, uint64_t now_ns, uint32_t rank,
+                         const struct wire_msg *msg)
+{
+    struct device_import import = {.client = job->ports[rank].identity,
+                                   .allocation_bytes = msg->u.buffer_import.allocation_bytes,
+                                   .offset = msg->u.buffer_import.offset,
+                                   .bytes = msg->u.buffer_import.bytes};
+    char text[GW_TEXT_MAX + 1];
+    uint32_t id = 0;
+    int r;
+
+    memcpy(import.handle, msg->u.buffer_import.handle, sizeof(import.handle));
+    r = arenas_buffer_import(job->arenas, rank, &import, &id, text);
+    if (r == 0)
+        return buffer_made(job, now_ns, rank, msg->request, id);
+    if (text[0])
+        job_reply_done(job, rank, msg->request, r, "%s", text);
+    else if (r == GW_E_UNIMPLEMENTED)
+        job_reply_done(job, rank, msg->request, r,
+                       "memory of clients can be used where ranks compute on GPUs alone: use "
+                       "gw_buffer_new");
+    else
+        reply_no_memory(job, rank, msg->request, msg->u.buffer_import.bytes, r);
     return 0;
 }
 
@@ -141,8 +178,8 @@ static void stats_get(struct job *job, uint32_t rank, const struct wire_msg *msg
 bool request_own(struct job *job, uint64_t now_ns, uint32_t rank, const struct wire_msg *msg,
                  int *ret_r)
 {
-    bool memory =
-        msg->type == WIRE_ARENA_GET || msg->type == WIRE_BUFFER_NEW || msg->type == WIRE_ARRAY_GET;
+    bool memory = msg->type == WIRE_ARENA_GET || msg->type == WIRE_BUFFER_NEW ||
+                  msg->type == WIRE_BUFFER_IMPORT || msg->type == WIRE_ARRAY_GET;
 
     if (msg->request == 0 || (!memory && msg->type != WIRE_STATS_GET))
         return false; /* without a request number: the core sends the client away */
@@ -156,6 +193,8 @@ bool request_own(struct job *job, uint64_t now_ns, uint32_t rank, const struct w
         arena_get(job, rank, msg);
     else if (msg->type == WIRE_BUFFER_NEW)
         *ret_r = buffer_new(job, now_ns, rank, msg);
+    else if (msg->type == WIRE_BUFFER_IMPORT)
+        *ret_r = buffer_import(job, now_ns, rank, msg);
     else if (msg->type == WIRE_ARRAY_GET)
         array_get(job, rank, msg);
     else

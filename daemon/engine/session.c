@@ -19,6 +19,7 @@
 
 #include "daemon/base/escape.h"
 #include "daemon/base/text.h"
+#include "daemon/device/pages.h"
 #include "daemon/engine/engine.h"
 #include "daemon/engine/log.h"
 
@@ -103,12 +104,12 @@ void session_unbind(struct session *session)
     job_detach(engine->job, session->rank);
 }
 
-static void discard(struct engine *engine, struct device_memory *page)
+static void discard(struct engine *engine, struct device_memory *page, bool lent)
 {
-    if (engine->job)
+    if (lent)
         job_discard(engine->job, page);
     else
-        engine->device_ops->memory_free(engine->device, page);
+        pages_free(page);
 }
 
 static void session_free(struct session *session)
@@ -121,8 +122,8 @@ static void session_free(struct session *session)
     alarm_free(session->alarm);
     fd_close(&session->event);
     outbox_end(&session->outbox);
-    discard(engine, session->client_page);
-    discard(engine, session->engine_page);
+    discard(engine, session->client_page, session->client_lent);
+    discard(engine, session->engine_page, session->engine_lent);
     free(session);
 }
 
@@ -421,7 +422,8 @@ static void on_doorbell(void *owner, int events)
     /* A client that takes the count away itself only loses its own bell. */
     if (read(watch_fd(session->doorbell), &rings, sizeof(rings)) < 0 && errno != EAGAIN)
         return;
-    session->engine->device_ops->kick(session->engine->device);
+    if (session->engine->device)
+        session->engine->device_ops->kick(session->engine->device);
 }
 
 static void on_alarm(void *owner)
@@ -436,13 +438,13 @@ static void on_alarm(void *owner)
 
 /* ---- start ----------------------------------------------------------------------------------- */
 
-static int make_page(struct engine *engine, enum device_memory_kind kind, const char *name,
-                     uint32_t shm_kind, size_t used, size_t bytes, struct device_memory **ret_page)
+static int make_page(enum pages_kind kind, const char *name, uint32_t shm_kind, size_t used,
+                     size_t bytes, struct device_memory **ret_page)
 {
     struct device_memory *page;
     int r;
 
-    r = engine->device_ops->memory_new(engine->device, kind, name, bytes, &page);
+    r = pages_new(kind, name, bytes, &page);
     if (r < 0)
         return r;
     *(struct gw_shm_header *)page->base =
@@ -495,11 +497,11 @@ static int make_pages(struct session *session)
 {
     int r;
 
-    r = make_page(session->engine, DEVICE_MEMORY_PAGE, "gradwire-client", GW_SHM_CLIENT,
-                  sizeof(struct gw_client_page), GW_PAGE_BYTES, &session->client_page);
+    r = make_page(PAGES_SHARED, "gradwire-client", GW_SHM_CLIENT, sizeof(struct gw_client_page),
+                  GW_PAGE_BYTES, &session->client_page);
     if (r == 0)
-        r = make_page(session->engine, DEVICE_MEMORY_PAGE_OUT, "gradwire-engine", GW_SHM_ENGINE,
-                      sizeof(struct gw_engine_page), GW_ENGINE_PAGE_BYTES, &session->engine_page);
+        r = make_page(PAGES_OUT, "gradwire-engine", GW_SHM_ENGINE, sizeof(struct gw_engine_page),
+                      GW_ENGINE_PAGE_BYTES, &session->engine_page);
     return r;
 }
 
@@ -575,6 +577,7 @@ void session_start(struct engine *engine, int fd, const uint8_t *hello, size_t h
     }
     session->engine = engine;
     session->event = -1;
+    session->identity = ++engine->identities;
     session->pid = cred.pid;
     outbox_start(&session->outbox);
     escape_string(msg->u.hello.client, session->client, sizeof(session->client));
