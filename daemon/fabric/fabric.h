@@ -38,6 +38,7 @@ struct fabric_config {
     struct device *device;
     uint32_t world;            /* ranks of the job */
     uint64_t link_bytes_per_s; /* simulated link of each rank; 0: none */
+    uint64_t op_timeout_ns;    /* longest that a call of a communicator is polled; 0: 1800 s */
     /* A fault of the fabric itself (communicators) is told through the device: its take_fault. */
 };
 
@@ -77,6 +78,11 @@ struct fabric_ops {
     void (*memory_added)(struct fabric *fabric, uint32_t rank, const struct device_memory *memory);
     void (*memory_removed)(struct fabric *fabric, uint32_t rank,
                            const struct device_memory *memory);
+    /* A layout was sealed: what its steps need beside the arenas is made here, for a step must not
+     * allocate. slice_numel: by bucket, elements of one rank's slice. Before reset; no op is in
+     * flight. GW_E_NOMEM. */
+    int (*sealed)(struct fabric *fabric, const uint64_t *slice_numel, uint32_t buckets,
+                  uint32_t params);
     /* The job failed: nothing of it may wait for another rank any more. Before the device's abort
      * and drain; form() begins anew. */
     void (*abort)(struct fabric *fabric);

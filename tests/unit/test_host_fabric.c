@@ -40,7 +40,10 @@ static struct world *start(uint64_t link_bytes_per_s)
 
     assert_int_equal(DEVICE->device_new(&(struct device_config){on_wake, NULL}, &world->device), 0);
     assert_int_equal(
-        FABRIC->fabric_new(&(struct fabric_config){DEVICE, world->device, WORLD, link_bytes_per_s},
+        FABRIC->fabric_new(&(struct fabric_config){.device_ops = DEVICE,
+                                                   .device = world->device,
+                                                   .world = WORLD,
+                                                   .link_bytes_per_s = link_bytes_per_s},
                            &world->fabric),
         0);
     for (uint32_t r = 0; r < WORLD; r++)

@@ -7,7 +7,11 @@
 
 #include "daemon/device/device.h"
 
-/* Only during run, on the issuing thread of the rank's GPU, which is current there. */
+/*
+ * Only during run, on the issuing thread of the rank's GPU, which is current there. What run
+ * enqueues is behind all earlier works of the lane on the GPUs of all ranks of this work, not only
+ * on this GPU: parts read and write each other's memory.
+ */
 struct cuda_native {
     struct device *device;
     uint32_t rank;
@@ -15,13 +19,20 @@ struct cuda_native {
     void *stream; /* CUstream of the work's lane on that GPU */
 };
 
-/* On any thread: the device cannot go on; told by take_fault, once. */
+/* On any thread: the device cannot go on; told by take_fault, once. No signal is raised any more:
+ * what parts have left behind may be half of a result. */
 void cuda_fault(struct device *device, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 /* Loop thread: runs `call` on the issuing thread of the rank's GPU, after what is queued there;
  * `release` on the loop thread afterwards. For communicators. */
 int cuda_call(struct device *device, uint32_t rank, void (*call)(void *arg, int gpu), void *arg,
               void (*release)(void *arg));
+/* Loop thread: from now on `idle` runs on the issuing thread of the rank's GPU, about every 100 ms
+ * while works are unfinished, whatever else is queued there; NULL: no more (it may still be running
+ * when this returns). For errors that come without a call. */
+int cuda_idle(struct device *device, uint32_t rank, void (*idle)(void *arg, int gpu), void *arg);
+/* Where streams and kernels reach `host` inside a page of page_add; NULL: inside none. */
+void *cuda_page_address(const struct device *device, const void *host);
 /* -1: the rank has no place. */
 int cuda_gpu(const struct device *device, uint32_t rank);
 /* Pinned host memory that all of the job's GPUs reach at the same address; set-up path only. */

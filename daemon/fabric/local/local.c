@@ -127,6 +127,17 @@ static int local_form(struct fabric *fabric)
     return 0;
 }
 
+/* Partials are made by their first reduction. */
+static int local_sealed(struct fabric *fabric, const uint64_t *slice_numel, uint32_t buckets,
+                        uint32_t params)
+{
+    (void)fabric;
+    (void)slice_numel;
+    (void)buckets;
+    (void)params;
+    return 0;
+}
+
 static void local_memory(struct fabric *fabric, uint32_t rank, const struct device_memory *memory)
 {
     (void)fabric;
@@ -154,6 +165,7 @@ const struct fabric_ops fabric_local = {
     .form = local_form,
     .memory_added = local_memory,
     .memory_removed = local_memory,
+    .sealed = local_sealed,
     .abort = local_abort,
     .launch = local_launch,
     .order_name = local_order_name,
