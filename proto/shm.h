@@ -144,6 +144,9 @@ enum gw_timeline_class {
     GW_TL_UPDATE = 5, /* board.update */
     GW_TL_CLIENT = 6, /* client page */
 };
+/* What a word is raised to when nothing may wait for it any more. Not UINT64_MAX: streams compare
+ * cyclically, (int64_t)(word - value) >= 0, and would wait for ever. */
+#define GW_TIMELINE_END ((uint64_t)INT64_MAX)
 #define GW_TIMELINE(cls, index) (((uint32_t)(cls) << 24) | (uint32_t)(index))
 #define GW_TIMELINE_CLASS(t) ((t) >> 24)
 #define GW_TIMELINE_INDEX(t) ((t)&0xffffffu)

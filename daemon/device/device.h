@@ -25,8 +25,9 @@
  *    that streams can wait on them and write them.
  *  - abort: a rank's tokens count as reached and works it takes part in as failed, at once or when
  *    their turn comes; a failed work runs nothing and raises nothing, but its completion is told.
- *    cuda: the words of the rank's page are raised to UINT64_MAX by the engine, kernels look at an
- *    abort flag before they signal; for collectives of a communicator, the fabric aborts that.
+ *    cuda: the words of the rank's page that works wait for are raised to GW_TIMELINE_END by the
+ *    device (and lowered by resume), kernels look at an abort flag before they signal; for
+ *    collectives of a communicator, the fabric aborts that.
  */
 #ifndef GW_DEVICE_DEVICE_H
 #define GW_DEVICE_DEVICE_H
