@@ -125,6 +125,23 @@ static void drop_all(struct job *job)
     build_free(job);
 }
 
+/* What steps need of the fabric: by the layout. */
+static int build_fabric(struct job *job)
+{
+    const struct layout *layout = core_layout(job->core);
+    const struct gw_layout_page *page = layout_page(layout);
+    uint64_t *slice_numel = calloc(page->buckets ? page->buckets : 1, sizeof(*slice_numel));
+    int r;
+
+    if (!slice_numel)
+        return GW_E_NOMEM;
+    for (uint32_t b = 0; b < page->buckets; b++)
+        slice_numel[b] = layout_buckets(layout)[b].padded_numel / job->config.world;
+    r = job->config.fabric_ops->sealed(job->fabric, slice_numel, page->buckets, page->params);
+    free(slice_numel);
+    return r;
+}
+
 int build_all(struct job *job, char text[GW_TEXT_MAX + 1])
 {
     int r;
@@ -135,6 +152,8 @@ int build_all(struct job *job, char text[GW_TEXT_MAX + 1])
         r = build_layout_page(job);
     for (uint32_t rank = 0; r == 0 && rank < job->config.world; rank++)
         r = build_board(job, rank);
+    if (r == 0)
+        r = build_fabric(job);
     if (r < 0) {
         if (text[0] == 0)
             request_memory_text(job, GW_PAGE_BYTES, r, text, GW_TEXT_MAX + 1);

@@ -29,10 +29,13 @@ int job_new(const struct job_config *config, struct job **ret_job)
                                        .drop_edges = config->drop_edges},
                  &job->core);
     if (r == 0)
-        r = config->fabric_ops->fabric_new(&(struct fabric_config){config->device_ops,
-                                                                   config->device, config->world,
-                                                                   config->link_bytes_per_s},
-                                           &job->fabric);
+        r = config->fabric_ops->fabric_new(
+            &(struct fabric_config){.device_ops = config->device_ops,
+                                    .device = config->device,
+                                    .world = config->world,
+                                    .link_bytes_per_s = config->link_bytes_per_s,
+                                    .op_timeout_ns = config->op_timeout_ns},
+            &job->fabric);
     if (r == 0)
         r = arenas_new(&(struct arenas_config){config->device_ops, config->device,
                                                config->fabric_ops, job->fabric, config->world,
