@@ -6,6 +6,8 @@
  *   engine page   engine writes, client reads   wake word, error, slots of collective ops
  *   board         engine writes, client reads   per sealed layout: step, update, bucket, unit
  *                                               slots, verdict, used-parameter bits
+ *   wait pages    engine and client write       jobs on GPUs: the slots' values once more, for
+ *                                               streams of the client to wait on
  *   stats page    engine writes, gradwired reads   one per engine
  *
  * A reader treats the content as hostile: copy, then check. Slots: the writer stores the time
@@ -30,6 +32,7 @@ enum gw_shm_kind {
     GW_SHM_ENGINE = 2,
     GW_SHM_BOARD = 3,
     GW_SHM_STATS = 4,
+    GW_SHM_WAITS = 5,
 };
 
 struct gw_shm_header {
@@ -46,7 +49,13 @@ struct gw_shm_slot {
     uint64_t started_ns;
     uint64_t done_ns;
     uint64_t offset; /* unit slots, stage 3 private: bytes into the gather pool arena */
-    uint64_t reserved[3];
+    /* Unit slots of jobs on GPUs: fetch `placed` of the unit will be (or is) at placed_offset. Stored
+     * by the engine's loop when it launches the gather, offset first, so that a client can launch
+     * work on it behind a stream wait; a fetch that is not placed yet waits for other ranks' calls
+     * or for room. */
+    _Atomic uint64_t placed;
+    uint64_t placed_offset;
+    uint64_t reserved;
 };
 
 struct gw_client_page {
@@ -97,6 +106,28 @@ struct gw_shm_board {
     struct gw_shm_slot slots[];
 };
 
+/*
+ * Jobs on GPUs only. A stream of the client that waited on a slot could never be freed from it: the
+ * client reads slots only, and an engine that is killed raises nothing any more. So streams wait on
+ * these words, which both sides write: the engine stores slot.value here too, after the slot's;
+ * whoever ends the job stores GW_TIMELINE_END to all (the engine when the job fails, after its GPUs
+ * have stopped signalling; the client when it notices a failure or closes; the engine's guard
+ * process when the engine dies). The engine never reads them: a client that writes nonsense here
+ * deceives its own streams only.
+ *   with JOINED  the words of op[]: word[n % 64]
+ *   with SEALED  the board's: step, update, buckets, units
+ */
+struct gw_wait_page {
+    struct gw_shm_header header;
+    uint32_t count; /* words */
+    uint32_t reserved[11];
+    _Atomic uint64_t word[];
+};
+#define GW_WAIT_STEP 0u
+#define GW_WAIT_UPDATE 1u
+#define GW_WAIT_BUCKETS 2u /* then the units */
+#define GW_WAIT_BYTES(words) (sizeof(struct gw_wait_page) + (size_t)(words) * sizeof(uint64_t))
+
 enum gw_job_state {
     GW_JOB_FORMING = 1,
     GW_JOB_SEALED = 2,
@@ -129,6 +160,7 @@ _Static_assert(sizeof(struct gw_client_page) <= GW_PAGE_BYTES, "client page fits
 _Static_assert(sizeof(struct gw_shm_verdict) == 40, "verdict");
 _Static_assert(offsetof(struct gw_engine_page, op) % 64 == 0, "slots are aligned");
 _Static_assert(offsetof(struct gw_shm_board, slots) == 256, "slots are aligned");
+_Static_assert(offsetof(struct gw_wait_page, word) == 64, "words follow the header's line");
 _Static_assert(sizeof(struct gw_stats_page) <= GW_PAGE_BYTES, "stats page fits");
 
 #define GW_ENGINE_PAGE_BYTES 8192u

@@ -46,7 +46,7 @@
     X(READY, 31, ready, Ready, ready)                                                              \
     X(ACQUIRE, 32, acquire, Acquire, acquire)                                                      \
     X(ACQUIRED, 33, acquired, Acquired, acquired)                                                  \
-    X(MICRO_END, 34, empty, MicroEnd, micro_end)                                                   \
+    X(MICRO_END, 34, after, MicroEnd, micro_end)                                                   \
     X(STEP_END, 35, after, StepEnd, step_end)                                                      \
     X(UPDATE_BEGIN, 36, empty, UpdateBegin, update_begin)                                          \
     X(UPDATE_COMMIT, 37, after, UpdateCommit, update_commit)                                       \

@@ -189,10 +189,11 @@ static int check_only_after(const void *checked)
     return wire_check_after(&msg->u.after);
 }
 
+static const struct wire_field micro_end[] = {WIRE_AFTER(MicroEnd, u.after.)};
+WIRE_MESSAGE(micro_end, micro_end, check_only_after);
 static const struct wire_field step_end[] = {WIRE_AFTER(StepEnd, u.after.)};
 WIRE_MESSAGE(step_end, step_end, check_only_after);
 static const struct wire_field update_commit[] = {WIRE_AFTER(UpdateCommit, u.after.)};
 WIRE_MESSAGE(update_commit, update_commit, check_only_after);
-WIRE_MESSAGE_EMPTY(micro_end);
 WIRE_MESSAGE_EMPTY(update_begin);
 WIRE_MESSAGE_EMPTY(measure);

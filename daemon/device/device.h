@@ -94,6 +94,9 @@ struct device_signal {
     /* Whom to wake: the rank's two pages. */
     struct gw_engine_page *engine;
     const struct gw_client_page *client;
+    /* The slot's word in the rank's wait page (struct gw_wait_page): raised to `value` too, after
+     * slot->value, for the client's streams. NULL: none (always so on the host device). */
+    _Atomic uint64_t *mirror;
 };
 
 /* Copied by enqueue, arrays included; `arg` is the caller's until release. */
