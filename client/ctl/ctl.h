@@ -37,6 +37,10 @@ struct ctl_jobs {
 
 void ctl_say(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
+/* Command line, environment, default; as gradwired does it. NULL: not given. */
+int ctl_find_sockets(struct ctl *ctl, const char *runtime_dir, const char *socket,
+                     const char *admin_socket);
+
 /* ---- channel.c ---- */
 
 /* Administration socket; when it may not be used and `read_only`, the client socket. */
@@ -61,5 +65,10 @@ int print_json(json_t *value);
 
 /* `gwctl plan`: needs no gradwired. Parses the command line by itself. */
 int plan_main(int argc, char **argv);
+
+/* ---- doctor.c ---- */
+
+/* `gwctl doctor`: the same. */
+int doctor_main(int argc, char **argv);
 
 #endif

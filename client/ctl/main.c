@@ -138,6 +138,8 @@ static const struct command commands[] = {
     {"stop", "end gradwired; jobs go on, unless --engines", run_stop, false, true, NULL},
     {"plan", "what a step will send and hold, before the run; see gwctl plan --help", NULL, true,
      false, plan_main},
+    {"doctor", "what this node offers gradwire, and what to do; see gwctl doctor --help", NULL,
+     true, false, doctor_main},
 };
 #define COMMANDS (sizeof(commands) / sizeof(commands[0]))
 
@@ -152,7 +154,7 @@ static void help(void)
         (void)printf("  %-8s %s\n", commands[i].name, commands[i].help);
     (void)puts("\n"
                "Options:\n"
-               "  --json                of status, jobs and plan: JSON\n"
+               "  --json                of all but drain and stop: JSON\n"
                "  --engines             of stop: end all jobs too\n"
                "  --runtime-dir DIR     of the gradwired to ask; also $GRADWIRE_RUNTIME_DIR\n"
                "  --socket PATH         its client socket; also $GRADWIRE_SOCKET\n"
@@ -178,8 +180,8 @@ static int set_path(char path[CTL_PATH_BYTES], const char *dir, int dir_bytes, c
 }
 
 /* Command line, environment, default; as gradwired does it. */
-static int find_sockets(struct ctl *ctl, const char *runtime_dir, const char *socket,
-                        const char *admin_socket)
+int ctl_find_sockets(struct ctl *ctl, const char *runtime_dir, const char *socket,
+                     const char *admin_socket)
 {
     const char *slash;
     int r;
@@ -293,7 +295,7 @@ int main(int argc, char **argv)
         return usage("a command is missing:", "status, jobs, drain, stop or plan");
     if (optind + 1 < argc)
         return usage("unexpected argument", argv[optind + 1]);
-    r = find_sockets(&ctl, runtime_dir, socket, admin_socket);
+    r = ctl_find_sockets(&ctl, runtime_dir, socket, admin_socket);
     if (r != 0)
         return r;
     return finish(run_command(&ctl, argv[optind]));

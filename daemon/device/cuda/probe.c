@@ -1,0 +1,306 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What gwctl doctor is told of GPUs. Runs in a process of its own, on one thread; makes contexts,
+ * which end with it. Touches nothing of the device table.
+ */
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+#include <errno.h>
+#include <nccl.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "daemon/device/cuda/probe.h"
+
+#define DRIVER_MIN 13000 /* of CUDA 13: what the plug-in is built for */
+#define NCCL_MIN 22800
+#define GPUS_MAX 64
+
+struct probe {
+    plugin_point *point;
+    void *user;
+    int gpus;
+};
+
+static void __attribute__((format(printf, 5, 6))) say(const struct probe *probe, const char *name,
+                                                      enum plugin_verdict verdict,
+                                                      const char *advice, const char *format, ...)
+{
+    char found[GW_TEXT_MAX + 1];
+    va_list list;
+
+    va_start(list, format);
+    vsnprintf(found, sizeof(found), format, list);
+    va_end(list);
+    probe->point(probe->user, name, verdict, found, advice);
+}
+
+static const char *error_text(cudaError_t error)
+{
+    return cudaGetErrorString(error);
+}
+
+/* The symbol of this version, or NULL. */
+static void *driver_symbol(const char *name)
+{
+    enum cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
+    void *symbol = NULL;
+
+    if (cudaGetDriverEntryPointByVersion(name, &symbol, DRIVER_MIN, cudaEnableDefault, &result) !=
+            cudaSuccess ||
+        result != cudaDriverEntryPointSuccess)
+        return NULL;
+    return symbol;
+}
+
+/* ---- libraries ------------------------------------------------------------------------------- */
+
+static bool look_at_driver(struct probe *probe)
+{
+    int driver = 0, runtime = 0;
+    cudaError_t r;
+
+    (void)cudaRuntimeGetVersion(&runtime);
+    r = cudaDriverGetVersion(&driver);
+    if (r != cudaSuccess || driver == 0) {
+        say(probe, "GPU driver", PLUGIN_BAD, "install NVIDIA's driver, or run host jobs",
+            "there is none (%s)", error_text(r));
+        return false;
+    }
+    if (driver < DRIVER_MIN)
+        say(probe, "GPU driver", PLUGIN_BAD, "install driver 580 or newer",
+            "it does CUDA %d.%d, gradwire needs 13.0", driver / 1000, driver % 1000 / 10);
+    else
+        say(probe, "GPU driver", PLUGIN_GOOD, NULL, "does CUDA %d.%d; runtime %d.%d",
+            driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
+    return driver >= DRIVER_MIN;
+}
+
+static void look_at_nccl(struct probe *probe)
+{
+    int version = 0;
+
+    if (ncclGetVersion(&version) != ncclSuccess || version < NCCL_MIN)
+        say(probe, "NCCL", PLUGIN_BAD, "install NCCL 2.28 or newer", "version %d", version);
+    else
+        say(probe, "NCCL", PLUGIN_GOOD, NULL, "%d.%d.%d", version / 10000, version % 10000 / 100,
+            version % 100);
+}
+
+static bool count_gpus(struct probe *probe)
+{
+    cudaError_t r = cudaGetDeviceCount(&probe->gpus);
+
+    if (r == cudaSuccess && probe->gpus > 0)
+        return true;
+    say(probe, "GPUs", PLUGIN_BAD,
+        "nvidia-smi shows what the driver sees; in a unit, no PrivateDevices=; in a container, "
+        "pass the GPUs in",
+        "none can be used: %s", error_text(r));
+    return false;
+}
+
+/* ---- sharing --------------------------------------------------------------------------------- */
+
+static void look_at_mps(struct probe *probe)
+{
+    const char *directory = getenv("CUDA_MPS_PIPE_DIRECTORY");
+    char path[512];
+
+    snprintf(path, sizeof(path), "%s/control", directory ? directory : "/tmp/nvidia-mps");
+    if (access(path, F_OK) == 0)
+        say(probe, "MPS", PLUGIN_NOTE,
+            "a GPU fault of one process ends all that share the GPU, other jobs included",
+            "on (%s): kernels of gradwire and of the trainer run side by side", path);
+    else
+        say(probe, "MPS", PLUGIN_NOTE,
+            "start nvidia-cuda-mps-control -d for the job's user if hidden_fraction stays low: "
+            "kernels of two processes take turns without it, copies may overlap",
+            "off");
+}
+
+static void look_at_peermem(struct probe *probe)
+{
+    bool peermem = access("/sys/module/nvidia_peermem", F_OK) == 0;
+    bool gdrcopy = access("/dev/gdrdrv", F_OK) == 0;
+
+    say(probe, "GPUDirect RDMA", peermem ? PLUGIN_GOOD : PLUGIN_NOTE,
+        peermem ? NULL : "matters between nodes only: modprobe nvidia_peermem (or DMA-BUF, which "
+                         "needs none)",
+        "nvidia_peermem is %s, gdrcopy is %s", peermem ? "loaded" : "not loaded",
+        gdrcopy ? "there" : "not there");
+}
+
+/* ---- one GPU --------------------------------------------------------------------------------- */
+
+static int attribute(int gpu, enum cudaDeviceAttr which)
+{
+    int value = 0;
+
+    return cudaDeviceGetAttribute(&value, which, gpu) == cudaSuccess ? value : 0;
+}
+
+static void look_at_mode(const struct probe *probe, int gpu, const char *name)
+{
+    int mode = attribute(gpu, cudaDevAttrComputeMode);
+
+    if (mode == cudaComputeModeProhibited)
+        say(probe, name, PLUGIN_BAD, "nvidia-smi -c DEFAULT", "compute mode: prohibited");
+    else if (mode == cudaComputeModeExclusiveProcess)
+        say(probe, name, PLUGIN_WARN,
+            "gradwire and the trainer are two processes on one GPU: nvidia-smi -c DEFAULT, or MPS",
+            "compute mode: exclusive process");
+}
+
+/* What ordering between processes rests on. */
+static void look_at_stream_memory(const struct probe *probe, int gpu, const char *name)
+{
+    CUresult (*get)(int *, CUdevice_attribute, CUdevice);
+    int can = 0;
+
+    *(void **)&get = driver_symbol("cuDeviceGetAttribute");
+    if (get)
+        (void)get(&can, CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS, gpu);
+    if (!can)
+        say(probe, name, PLUGIN_BAD,
+            "gradwire orders streams of two processes by 64-bit stream memory operations: use a "
+            "GPU and driver that have them",
+            "no 64-bit stream memory operations");
+}
+
+static bool export_fd(int gpu)
+{
+    CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+                                .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = gpu}};
+    CUresult (*granularity)(size_t *, const CUmemAllocationProp *,
+                            CUmemAllocationGranularity_flags);
+    CUresult (*create)(CUmemGenericAllocationHandle *, size_t, const CUmemAllocationProp *,
+                       unsigned long long);
+    CUresult (*export)(void *, CUmemGenericAllocationHandle, CUmemAllocationHandleType,
+                       unsigned long long);
+    CUresult (*release)(CUmemGenericAllocationHandle);
+    CUmemGenericAllocationHandle handle;
+    size_t bytes = 0;
+    int fd = -1;
+    bool good;
+
+    *(void **)&granularity = driver_symbol("cuMemGetAllocationGranularity");
+    *(void **)&create = driver_symbol("cuMemCreate");
+    *(void **)&export = driver_symbol("cuMemExportToShareableHandle");
+    *(void **)&release = driver_symbol("cuMemRelease");
+    if (!granularity || !create || !export || !release ||
+        granularity(&bytes, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM) != CUDA_SUCCESS ||
+        create(&handle, bytes, &prop, 0) != CUDA_SUCCESS)
+        return false;
+    good = export(&fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0) == CUDA_SUCCESS;
+    if (good)
+        close(fd);
+    (void)release(handle);
+    return good;
+}
+
+static bool export_ipc(void)
+{
+    cudaIpcMemHandle_t handle;
+    void *memory = NULL;
+    bool good;
+
+    if (cudaMalloc(&memory, 1 << 20) != cudaSuccess)
+        return false;
+    good = cudaIpcGetMemHandle(&handle, memory) == cudaSuccess;
+    (void)cudaFree(memory);
+    return good;
+}
+
+static void look_at_export(const struct probe *probe, int gpu, const char *name)
+{
+    bool ipc = export_ipc(), fd = export_fd(gpu);
+
+    if (!fd)
+        say(probe, name, PLUGIN_BAD,
+            "gradwire's own GPU memory reaches trainers as descriptors: newer driver, no vGPU "
+            "profile that forbids it",
+            "memory cannot be exported as a descriptor");
+    if (!ipc)
+        say(probe, name, PLUGIN_WARN,
+            "trainers' own memory is then copied through a staging buffer: share the PID "
+            "namespace, or take buffers from gradwire",
+            "memory cannot be exported by CUDA IPC");
+}
+
+static void look_at_gpu(struct probe *probe, int gpu)
+{
+    char device[256] = "?", name[GW_LABEL_MAX + 1];
+    struct cudaDeviceProp properties;
+    size_t free_bytes = 0, bytes = 0;
+    cudaError_t r;
+
+    if (cudaGetDeviceProperties(&properties, gpu) == cudaSuccess)
+        snprintf(device, sizeof(device), "%s", properties.name);
+    r = cudaSetDevice(gpu);
+    if (r == cudaSuccess)
+        r = cudaMemGetInfo(&free_bytes, &bytes); /* makes the context */
+    snprintf(name, sizeof(name), "GPU %d", gpu);
+    if (r != cudaSuccess) {
+        say(probe, name, PLUGIN_BAD, "nvidia-smi shows who uses it", "%s: no context: %s", device,
+            error_text(r));
+        return;
+    }
+    say(probe, name, PLUGIN_GOOD, NULL, "%s, %.1f of %.1f GiB free, sm_%d%d, %d copy engines",
+        device, (double)free_bytes / (1 << 30), (double)bytes / (1 << 30),
+        attribute(gpu, cudaDevAttrComputeCapabilityMajor),
+        attribute(gpu, cudaDevAttrComputeCapabilityMinor),
+        attribute(gpu, cudaDevAttrAsyncEngineCount));
+    snprintf(name, sizeof(name), "GPU %d mode", gpu);
+    look_at_mode(probe, gpu, name);
+    snprintf(name, sizeof(name), "GPU %d streams", gpu);
+    look_at_stream_memory(probe, gpu, name);
+    snprintf(name, sizeof(name), "GPU %d sharing", gpu);
+    look_at_export(probe, gpu, name);
+    (void)cudaDeviceReset();
+}
+
+/* ---- between GPUs ---------------------------------------------------------------------------- */
+
+static void look_at_peers(const struct probe *probe)
+{
+    unsigned pairs = 0, peers = 0;
+
+    for (int a = 0; a < probe->gpus; a++) {
+        for (int b = 0; b < probe->gpus; b++) {
+            int can = 0;
+
+            if (a == b)
+                continue;
+            pairs++;
+            if (cudaDeviceCanAccessPeer(&can, a, b) == cudaSuccess)
+                peers += can != 0;
+        }
+    }
+    if (pairs > 0)
+        say(probe, "peer access", peers == pairs ? PLUGIN_GOOD : PLUGIN_WARN,
+            peers == pairs ? NULL
+                           : "copies between the others go through the host: nvidia-smi topo -m, "
+                             "and ACS off in the PCIe switches",
+            "%u of %u pairs of GPUs", peers, pairs);
+}
+
+void cuda_doctor(plugin_point *point, void *user)
+{
+    struct probe probe = {.point = point, .user = user};
+    bool good = look_at_driver(&probe);
+
+    look_at_nccl(&probe);
+    if (!good || !count_gpus(&probe))
+        return;
+    look_at_mps(&probe);
+    look_at_peermem(&probe);
+    for (int gpu = 0; gpu < probe.gpus && gpu < GPUS_MAX; gpu++)
+        look_at_gpu(&probe, gpu);
+    look_at_peers(&probe);
+}

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""gwctl doctor: its points beside what /proc and the shell say, and plug-ins that misbehave.
+ctest: timeout=300
+"""
+import json
+import os
+import resource
+import subprocess
+import textwrap
+
+import pytest
+
+from conftest import GWCTL, SLOWER
+
+EX_USAGE, EX_UNAVAILABLE = 64, 69
+VERDICTS = {"good", "note", "warn", "bad"}
+
+PLUGIN = """
+#include <unistd.h>
+#include "daemon/device/plugin.h"
+static void doctor(plugin_point *point, void *user)
+{{
+    {body}
+}}
+__attribute__((visibility("default"))) const struct plugin gradwire_plugin = {{
+    .version = {version}, .device = GW_DEVICE_CUDA, .name = "cuda", .doctor = doctor}};
+"""
+
+
+def run(*args, code=0, **extra):
+    done = subprocess.run([str(GWCTL), "doctor", *map(str, args)], capture_output=True, text=True,
+                          timeout=120 * SLOWER, **extra)
+    assert done.returncode == code, f"{args}: {done.returncode}\n{done.stdout}{done.stderr}"
+    return done
+
+
+def points(*args, code=0, **extra):
+    report = json.loads(run("--json", *args, code=code, **extra).stdout)
+    assert report["schema"] == 1
+    assert report["good"] == (code == 0)
+    names = [point["point"] for point in report["points"]]
+    assert len(names) == len(set(names)), names
+    assert {point["verdict"] for point in report["points"]} <= VERDICTS
+    return {point["point"]: point for point in report["points"]}
+
+
+@pytest.fixture
+def plugin(tmp_path):
+    """plugin(body, version): a directory with a plug-in whose doctor does that."""
+    def make(body, version="GW_PLUGIN_VERSION"):
+        source = os.environ["GRADWIRE_SOURCE"]
+        (tmp_path / "p.c").write_text(PLUGIN.format(body=textwrap.indent(body, "    "),
+                                                    version=version))
+        subprocess.run(["cc", "-D_GNU_SOURCE", "-shared", "-fPIC", "-I", source,
+                        "-I", f"{source}/include", "-o", str(tmp_path / "gradwire-cuda.so"),
+                        str(tmp_path / "p.c")], check=True, timeout=60)
+        return tmp_path
+    return make
+
+
+def test_says_what_the_system_says(daemon, tmp_path):
+    there = points("--runtime-dir", daemon.directory, "--plugins", tmp_path)
+    assert there["processors"]["found"].startswith(f"{len(os.sched_getaffinity(0))} of ")
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    assert there["open files"]["found"] == f"at most {limit}"
+    assert there["gradwired"]["verdict"] == "good"
+    assert there["GPUs"]["verdict"] == "note"
+    assert "host jobs" in there["GPUs"]["found"]
+
+
+def test_text_has_a_line_per_point(tmp_path):
+    text = run("--runtime-dir", tmp_path, "--plugins", tmp_path).stdout.splitlines()
+    found = points("--runtime-dir", tmp_path, "--plugins", tmp_path)
+    assert [line[6:24].strip() for line in text if line[:4].strip()] == list(found)
+    advice = [line.split("> ", 1)[1] for line in text if not line[:4].strip()]
+    assert advice == [point["advice"] for point in found.values() if point["advice"]]
+
+
+def test_few_descriptors_are_a_warning(tmp_path):
+    def lower():
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+
+    found = points("--runtime-dir", tmp_path, "--plugins", tmp_path, preexec_fn=lower)
+    assert found["open files"] == {"point": "open files", "verdict": "warn",
+                                   "found": "at most 256",
+                                   "advice": found["open files"]["advice"]}
+    assert "65536" in found["open files"]["advice"]
+
+
+def test_no_gradwired_says_how_to_start_it(tmp_path):
+    found = points("--runtime-dir", tmp_path, "--plugins", tmp_path)["gradwired"]
+    assert found["verdict"] == "warn"
+    assert str(tmp_path) in found["found"] and "gradwired --foreground" in found["advice"]
+
+
+def test_points_of_the_plugin(plugin, tmp_path):
+    where = plugin('point(user, "driver", PLUGIN_GOOD, "580.1", NULL);\n'
+                   'point(user, "MPS", PLUGIN_WARN, "off", "start it");')
+    found = points("--runtime-dir", tmp_path, "--plugins", where)
+    assert found["driver"] == {"point": "driver", "verdict": "good", "found": "580.1",
+                               "advice": ""}
+    assert found["MPS"]["advice"] == "start it"
+
+
+@pytest.mark.parametrize("body, version, says", [
+    ('point(user, "driver", PLUGIN_BAD, "too old", "newer");', "GW_PLUGIN_VERSION", "too old"),
+    ("_exit(0);", "7u", "another release"),
+    ("*(volatile int *)8 = 1;", "GW_PLUGIN_VERSION", "signal 11"),
+])
+def test_bad_points_end_with_69(plugin, tmp_path, body, version, says):
+    found = points("--runtime-dir", tmp_path, "--plugins", plugin(body, version),
+                   code=EX_UNAVAILABLE)
+    bad = [point for point in found.values() if point["verdict"] == "bad"]
+    assert len(bad) == 1 and says in bad[0]["found"], bad
+
+
+def test_file_that_is_no_plugin(tmp_path):
+    (tmp_path / "gradwire-cuda.so").write_text("no library")
+    found = points("--runtime-dir", tmp_path, "--plugins", tmp_path, code=EX_UNAVAILABLE)
+    assert "gradwire-cuda.so" in found["plug-in"]["found"]
+
+
+def test_wrong_use():
+    assert "see gwctl doctor --help" in run("more", code=EX_USAGE).stderr
+    run("--nothing", code=EX_USAGE)
+    assert "--plugins" in run("--help").stdout
