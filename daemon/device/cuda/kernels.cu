@@ -544,6 +544,8 @@ GW_DEVICE void raise_slot(const struct gw_k_finish *arg, const struct gw_k_signa
         gw_k_raise(&slot->value, signal->value);
     }
     gw_k_fence();
+    if (signal->mirror)
+        gw_k_raise(signal->mirror, signal->value);
     if (signal->wake)
         gw_k_increment(signal->wake);
 }

@@ -169,6 +169,7 @@ struct gw_k_signal {
     struct gw_k_slot *slot;
     uint32_t *wake; /* the engine page's; raised by 1 after the value. NULL: none */
     uint64_t value, offset;
+    uint64_t *mirror; /* raised to value after the slot, for the client's streams. NULL: none */
 };
 
 /* When all parts of the op are done: raises slots, unless one of `ranks` is aborted. started_ns:
