@@ -4,6 +4,8 @@
 # Builds gradwire, starts gradwired in a directory of its own as the calling user, trains a small
 # character language model on several ranks in ZeRO stages 0 to 3, and prints what was sent, what it
 # cost, and whether the promises held. Stops everything it started and leaves nothing but build/.
+# With --device cuda the ranks compute on GPUs; --fake-gpus are doubles of GPUs, driver, CUDA and
+# NCCL, for machines without: right in what they compute, not in time.
 # $GRADWIRE_BUILD (for tests): take the programs of that build; install and build nothing.
 # Exit codes: 0, 1 a promise is broken or a run failed, 64 usage, else what could not be set up.
 set -euo pipefail
@@ -18,6 +20,9 @@ usage: ./demo.sh [options]
   --hidden H             width of the model's hidden layers (512)
   --link BYTES_PER_S     simulated link of the paced runs (so that communication takes half of
                          backward)
+  --device host|cuda     where ranks compute and gradients lie (host); cuda: a GPU for each rank
+  --fake-gpus            with --device cuda: on doubles of GPUs, where there are none; a smaller
+                         model and fewer steps, unless given; times mean nothing then
   --json FILE            write all figures there
   --help
 USAGE
@@ -35,11 +40,12 @@ whole() {
     number=$(( 10#$2 ))
 }
 
-ranks=4 steps=50 text= bucket=655360 hidden=512 link= json=
+ranks=4 steps= text= bucket= hidden= link= json= device=host fake=
 while (( $# > 0 )); do
     case $1 in
         --help) usage; exit 0 ;;
-        --ranks | --steps | --text | --bucket | --hidden | --link | --json)
+        --fake-gpus) fake=1; shift; continue ;;
+        --ranks | --steps | --text | --bucket | --hidden | --link | --json | --device)
             [[ -n ${2-} ]] || wrong "$1 needs a value" ;;
         *) wrong "$1: no such option" ;;
     esac
@@ -54,9 +60,16 @@ while (( $# > 0 )); do
         --hidden) whole "$1" "$2" 1 16384; hidden=$number ;;
         --link) whole "$1" "$2" 1 1000000000000; link=$number ;;
         --json) json=$(realpath -m -- "$2") ;;
+        --device)
+            [[ $2 == host || $2 == cuda ]] || wrong "$1 $2: must be host or cuda"
+            device=$2 ;;
     esac
     shift 2
 done
+[[ -z $fake || $device == cuda ]] || wrong "--fake-gpus goes with --device cuda"
+steps=${steps:-${fake:+8}} steps=${steps:-50}
+hidden=${hidden:-${fake:+48}} hidden=${hidden:-512}
+bucket=${bucket:-${fake:+16384}} bucket=${bucket:-655360}
 if [[ -n $text && ! ( -f $text && -r $text && -s $text ) ]]; then
     echo "demo.sh: --text $text: not a readable file with something in it" >&2
     exit 66
@@ -76,13 +89,24 @@ report=(python3 -B "$PWD/tests/demo/report.py")
 build_all() {
     # shellcheck source=cmake/deps.sh
     . cmake/deps.sh
-    gw_install_deps build
+    local -a first=() targets=(gradwired gradwire-engine gwctl charlm)
+    if [[ -n $fake ]]; then gw_install_deps test; else gw_install_deps build; fi
+    if [[ $device == cuda ]]; then
+        # shellcheck source=cmake/cuda-wheels.sh
+        . cmake/cuda-wheels.sh
+        gw_cuda_wheels "$PWD/build/cuda-wheels"
+        targets+=(charlm-cuda gradwire-cuda-plugin)
+    fi
     echo "demo.sh: building (build/release)"
     mkdir -p build
-    local -a first=()
     [[ -e $build/CMakeCache.txt ]] || first=(-DGW_TESTS=OFF)
+    if [[ -n $fake ]]; then
+        first=(-DGW_TESTS=ON)
+        targets+=(fakegpu fakegpu_cuda fakegpu_cudart fakegpu_nccl gw_kernels_cpu
+                  charlm_kernels_cpu)
+    fi
     if ! { cmake --preset release "${first[@]}" &&
-           cmake --build --preset release --target gradwired gradwire-engine gwctl charlm; } \
+           cmake --build --preset release --target "${targets[@]}"; } \
          >build/demo.log 2>&1; then
         tail -n 40 build/demo.log >&2
         echo "demo.sh: the build failed; all of its output is in build/demo.log" >&2
@@ -91,13 +115,15 @@ build_all() {
 }
 [[ -n ${GRADWIRE_BUILD-} ]] || build_all
 charlm=$build/client/examples/charlm
+program=$charlm
+[[ $device == host ]] || program=$build/client/examples/charlm-cuda
 gwctl=$build/client/ctl/gwctl
 
 # ---- what is started, and how it ends ------------------------------------------------------------
 
 work=$(mktemp -d "${TMPDIR:-/tmp}/gradwire-demo.XXXXXX")
 runtime=$work/run
-daemon= rank_pids=()
+daemon= gpus= rank_pids=()
 
 stop_ranks() {
     local pid
@@ -115,18 +141,47 @@ stop_all() {
         wait "$daemon" 2>/dev/null || true
         daemon=
     fi
+    stop_gpus || true
     rm -rf -- "$work"
 }
 trap stop_all EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM HUP
 
+# The doubles' server, and for all that follows the libraries that ask it.
+start_gpus() {
+    local double=$build/tests/fakegpu
+    export FAKEGPU_SOCKET=$work/gpus
+    export FAKEGPU_KERNELS=$build/lib/libgw_kernels-cpu.so:$build/lib/libcharlm_kernels-cpu.so
+    "$double/fakegpu" --gpus "$ranks" --socket "$FAKEGPU_SOCKET" --report "$work/gpus.json" \
+        2>"$work/gpus.log" &
+    gpus=$!
+    for (( i = 0; i < 100; i++ )); do
+        [[ -S $FAKEGPU_SOCKET ]] && break
+        sleep 0.1
+    done
+    export LD_LIBRARY_PATH=$double/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+}
+
+# 1: the doubles saw a rule of CUDA or NCCL broken.
+stop_gpus() {
+    local status=0
+    [[ -n $gpus ]] || return 0
+    kill "$gpus" 2>/dev/null || true
+    wait "$gpus" || status=$?
+    gpus=
+    (( status == 0 )) && return
+    echo "demo.sh: the doubles of GPUs saw rules broken:" >&2
+    cat "$work/gpus.json" "$work/gpus.log" >&2 || true
+    return 1
+}
+
 start_daemon() {
     local i
     mkdir -p "$runtime" "$work/runs"
     : >"$work/gradwired.conf"
     "$build/daemon/supervisor/gradwired" --foreground --runtime-dir "$runtime" \
-        --config "$work/gradwired.conf" --engine "$build/daemon/engine/gradwire-engine" \
+        --device "$device" --plugins "$build/lib" --config "$work/gradwired.conf" --engine "$build/daemon/engine/gradwire-engine" \
         2>"$work/gradwired.log" &
     daemon=$!
     for (( i = 0; i < 100; i++ )); do
@@ -140,6 +195,7 @@ start_daemon() {
 }
 
 done_runs=0 all_runs=13
+[[ $device == host ]] || all_runs=12 # mapped is the host's
 # One line that is written over on a terminal, and grows elsewhere.
 progress() {
     if [[ -t 2 ]]; then
@@ -177,7 +233,7 @@ alone() {
     local directory=$work/runs/$1
     shift
     mkdir "$directory"
-    "$charlm" "$@" "${common[@]}" --out "$directory/rank-0.json" \
+    "$program" "$@" "${common[@]}" --out "$directory/rank-0.json" \
         --dump "$directory/rank-0.params" 2>>"$work/messages" &
     rank_pids+=($!)
 }
@@ -200,7 +256,7 @@ train() {
     progress "$1"
     shift
     for (( rank = 0; rank < ranks; rank++ )); do
-        "$charlm" --rank "$rank" --world "$ranks" --id-file "$directory/id" \
+        "$program" --rank "$rank" --world "$ranks" --id-file "$directory/id" \
             --socket "$runtime/gradwired.sock" --bucket "$bucket" --measure "${common[@]}" \
             --out "$directory/rank-$rank.json" --dump "$directory/rank-$rank.params" "$@" \
             2>>"$work/messages" &
@@ -212,6 +268,7 @@ train() {
 
 # ---- the runs ------------------------------------------------------------------------------------
 
+if [[ -n $fake ]]; then start_gpus; fi
 start_daemon
 : >"$work/messages"
 began=$SECONDS
@@ -227,7 +284,7 @@ for stage in 0 1 2 3; do
     train "stage-$stage-off" --stage "$stage" --overlap off
     train "stage-$stage-on" --stage "$stage" --overlap on
 done
-train stage-3-mapped --stage 3 --gather mapped
+[[ $device == cuda ]] || train stage-3-mapped --stage 3 --gather mapped
 [[ -n $link ]] || link=$("${report[@]}" link "$work/runs/stage-2-off")
 if (( link > 0 )); then # one rank alone sends nothing
     train stage-2-paced-off --stage 2 --overlap off --link "$link"
@@ -239,4 +296,5 @@ echo "demo.sh: $ranks rank$( (( ranks == 1 )) || echo s), $steps steps, buckets 
 
 status=0
 "${report[@]}" tables "$work/runs" ${json:+--json "$json"} || status=$?
+stop_gpus || status=1
 exit "$status"

@@ -7,6 +7,8 @@
 #ifndef CHARLM_DEVICE_H
 #define CHARLM_DEVICE_H
 
+#include <stdbool.h>
+
 #include <gradwire/gradwire.h>
 
 /* Once, before anything of charlm_math.h: 0, or an exit code after a message. gpu: CUDA ordinal, or -1:
@@ -18,5 +20,10 @@ void charlm_device_free(struct gw_device *device);
 /* The job's calls come in the order of the arithmetic. */
 int charlm_device_attach(gw_job *job);
 int charlm_device_wait(gw_job *job, struct gw_token token);
+/* "host", or the GPU's name. */
+const char *charlm_device_name(void);
+/* Nanoseconds that the stream stood in all charlm_device_wait so far; false: the host waits, and
+ * gradwire's figures tell. */
+bool charlm_device_waited(double *ret_ns);
 
 #endif

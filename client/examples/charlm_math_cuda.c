@@ -24,6 +24,11 @@ static int ordinal;
 static double *each; /* losses of a batch */
 static size_t each_room;
 
+/* Two events around each wait of the stream, in order. */
+static cudaEvent_t *events;
+static size_t event_count, event_room;
+static char gpu_name[256];
+
 static void check(const char *what, int error)
 {
     if (error == 0)
@@ -34,6 +39,14 @@ static void check(const char *what, int error)
 }
 
 /* ---- device ---------------------------------------------------------------------------------- */
+
+static void name_gpu(void)
+{
+    struct cudaDeviceProp properties;
+
+    check("cudaGetDeviceProperties", (int)cudaGetDeviceProperties(&properties, ordinal));
+    snprintf(gpu_name, sizeof gpu_name, "%s", properties.name);
+}
 
 int charlm_device_start(int gpu, uint32_t rank)
 {
@@ -48,6 +61,7 @@ int charlm_device_start(int gpu, uint32_t rank)
     ordinal = gpu >= 0 ? gpu : (int)rank % count;
     check("cudaSetDevice", (int)cudaSetDevice(ordinal));
     check("cudaStreamCreate", (int)cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    name_gpu();
     return 0;
 }
 
@@ -66,9 +80,50 @@ int charlm_device_attach(gw_job *job)
     return gw_cuda_set_stream(job, stream);
 }
 
+static void mark(void)
+{
+    if (event_count == event_room) {
+        event_room = event_room > 0 ? 2 * event_room : 1024;
+        events = realloc(events, event_room * sizeof *events);
+        if (events == NULL)
+            check("events", (int)cudaErrorMemoryAllocation);
+    }
+    check("cudaEventCreate", (int)cudaEventCreateWithFlags(&events[event_count], 0));
+    check("cudaEventRecord", (int)cudaEventRecord(events[event_count++], stream));
+}
+
 int charlm_device_wait(gw_job *job, struct gw_token token)
 {
-    return gw_stream_wait(job, token, stream);
+    int r;
+
+    mark();
+    r = gw_stream_wait(job, token, stream);
+    mark();
+    return r;
+}
+
+const char *charlm_device_name(void)
+{
+    return gpu_name;
+}
+
+/* The end of the run: waits for the stream. */
+bool charlm_device_waited(double *ret_ns)
+{
+    float ms = 0.0f;
+
+    *ret_ns = 0.0;
+    check("cudaStreamSynchronize", (int)cudaStreamSynchronize(stream));
+    for (size_t i = 0; i + 1 < event_count; i += 2) {
+        check("cudaEventElapsedTime", (int)cudaEventElapsedTime(&ms, events[i], events[i + 1]));
+        *ret_ns += (double)ms * 1e6;
+    }
+    for (size_t i = 0; i < event_count; i++)
+        check("cudaEventDestroy", (int)cudaEventDestroy(events[i]));
+    free(events);
+    events = NULL;
+    event_count = event_room = 0;
+    return true;
 }
 
 /* ---- memory ---------------------------------------------------------------------------------- */

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "client/examples/charlm.h"
+#include "client/examples/charlm_device.h"
 
 static const char *const kinds[GW_KINDS] = {"all_reduce", "reduce_scatter", "all_gather",
                                             "broadcast", "control"};
@@ -103,6 +104,18 @@ static void write_stats(FILE *file, const struct gw_stats *stats)
             stats->exposed_ns, stats->wakeup_ns);
 }
 
+/* waited_ns null: the waits are in the stats. */
+static void write_device(FILE *file)
+{
+    double waited_ns;
+
+    fprintf(file, "  \"device\": \"%s\", \"waited_ns\": ", charlm_device_name());
+    if (charlm_device_waited(&waited_ns))
+        fprintf(file, "%.0f,\n", waited_ns);
+    else
+        fprintf(file, "null,\n");
+}
+
 static void write_settings(FILE *file, const struct charlm_options *o)
 {
     if (o->mode != CHARLM_RANK) {
@@ -145,6 +158,7 @@ int charlm_result_write(const struct charlm_options *options, const struct text 
             write_doubles(file, "norm", result->norm, o->steps);
             write_times(file, "step_ns", result->step_ns, o->steps);
             write_times(file, "backward_ns", result->backward_ns, o->steps);
+            write_device(file);
             write_layout(file, &result->layout);
             write_stats(file, &result->stats);
         }

@@ -115,6 +115,9 @@ def step_times(rank):
              "comm_alone_ms": stats["comm_alone_ns"] / 1e6}
     for part in ("late", "queued", "exposed", "wakeup"):
         times[part + "_ms"] = each(part + "_ns")
+    if rank["waited_ns"] is not None:  # the GPU's stream waited, which knows no parts
+        times.update(late_ms=0.0, queued_ms=0.0, wakeup_ms=0.0,
+                     exposed_ms=rank["waited_ns"] / steps / 1e6)
     alone = times["comm_alone_ms"]
     times["hidden_fraction"] = None
     if alone >= ALONE_MIN_MS:
@@ -242,7 +245,8 @@ def collect(directory):
     if not runs or set(alone) != {"reference", "plain"}:
         raise Unreadable(f"{directory}: runs, a reference and a plain run are needed")
     first = runs[0][0][0]
-    for key in ("world", "steps", "bucket_bytes", "params", "seed", "batch", "text_bytes"):
+    for key in ("world", "steps", "bucket_bytes", "params", "seed", "batch", "text_bytes",
+                "device"):
         values = {rank[key] for ranks, _ in runs for rank in ranks}
         if len(values) > 1:
             raise Unreadable(f"{directory}: runs differ in {key}: {sorted(values)}")
@@ -256,6 +260,7 @@ def collect(directory):
     report = {
         "schema": 1, "params": first["params"], "ranks": first["world"], "nodes": 1,
         "steps": first["steps"], "bucket_bytes": first["bucket_bytes"],
+        "device": first["device"],
         "runs": normal, "extra_runs": [run for run in results if run not in normal],
         "reference": {
             "loss": reference["loss"], "params_sha256": reference["params_sha256"],
@@ -275,7 +280,10 @@ def link_speed(ranks):
     nothing is sent."""
     rank = slowest(ranks)
     sent = sum(kind["ring_bytes"] for kind in rank["stats"]["kinds"].values()) / rank["steps"]
-    backward_s = statistics.median(rank["backward_ns"]) / 1e9
+    backward_ns = statistics.median(rank["backward_ns"])
+    if rank["waited_ns"] is not None:  # a GPU's backward is only enqueued in that time
+        backward_ns = statistics.median(rank["step_ns"]) / 2
+    backward_s = backward_ns / 1e9
     return int(sent / (backward_s / 2))
 
 

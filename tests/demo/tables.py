@@ -109,6 +109,9 @@ def times(runs, run_name):
 def overlap(report, run_name):
     title("T3  milliseconds per step of the slowest rank (step and backward: median, the rest: "
           "mean); its waits split into late, queued, exposed, wakeup")
+    if report["device"] != "host":
+        print(f"  on {report['device']}: exposed is all that the rank's stream stood still, and "
+              "backward ends when it is enqueued")
     times(report["runs"], run_name)
     paced = [run for run in report["extra_runs"] if run["link_bytes_per_s"]]
     if not paced:

@@ -55,7 +55,7 @@ def rank_result(rank, stage, overlap, gather="private", link=None):
         "steps": STEPS, "seed": 1, "batch": 32, "micro_steps": 1, "hidden": 8, "vocab": 5,
         "text_bytes": 1000, "loss": LOSSES[rank], "norm": [1.0, 0.5, 0.25, 0.125],
         "step_ns": [n * 1000000 * (rank + 1) for n in (10, 12, 14, 16)],
-        "backward_ns": [4000000] * STEPS,
+        "backward_ns": [4000000] * STEPS, "device": "host", "waited_ns": None,
         "layout": {"buckets": 3 if stage == 3 else 2, "units": 2, "fetch_units": 2, "numel": 60,
                    "padded_numel": 96 if stage == 3 else 64, "hash": "00" * 32},
         "stats": {"steps": STEPS, "kinds": counters(stage),
