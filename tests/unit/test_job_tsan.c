@@ -367,7 +367,7 @@ static void on_reply(void *user, uint32_t r, bool joiner, const struct wire_msg 
     (void)fds;
     (void)fd_count;
     if (joiner) {
-        struct job_port port = {rank->engine, rank->client};
+        struct job_port port = {rank->engine, rank->client, r + 1};
         job_attach(bench->job, r, &port);
         return;
     }
