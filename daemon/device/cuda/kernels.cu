@@ -578,16 +578,17 @@ static int launch(const void *kernel, const void *arg, uint64_t work, uint64_t t
                   void *stream)
 {
     void *args[1] = {(void *)arg};
-    uint64_t blocks;
+    uint64_t blocks, block;
 
     if (work == 0)
         return (int)cudaSuccess;
     if (threads != 0 && threads < work)
         work = threads;
-    blocks = (work + GW_K_BLOCK - 1) / GW_K_BLOCK;
+    block = work < GW_K_BLOCK ? work : GW_K_BLOCK;
+    blocks = (work + block - 1) / block;
     if (blocks > BLOCKS_MAX)
         blocks = BLOCKS_MAX;
-    return (int)cudaLaunchKernel(kernel, dim3((unsigned)blocks), dim3(GW_K_BLOCK), args, 0,
+    return (int)cudaLaunchKernel(kernel, dim3((unsigned)blocks), dim3((unsigned)block), args, 0,
                                  (cudaStream_t)stream);
 }
 
