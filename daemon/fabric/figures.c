@@ -39,6 +39,13 @@ void figures_count(struct fabric_counters *counters, const struct core_op *op, u
     add(&counter->moved, moved_bytes);
 }
 
+void figures_moved(struct fabric_counters *counters, const struct core_op *op, uint32_t rank,
+                   uint64_t moved_bytes)
+{
+    if (!op->measure && op->traffic < GW_KINDS)
+        add(&counters->at[rank][op->traffic].moved, moved_bytes);
+}
+
 static uint64_t read_one(const _Atomic uint64_t *counter)
 {
     return atomic_load_explicit(counter, memory_order_relaxed);
@@ -89,8 +96,7 @@ uint64_t figures_ranks(const struct core_op *op)
     return ranks;
 }
 
-uint64_t figures_hold_ns(const struct fabric_op *op, uint64_t ring_bytes,
-                         uint64_t link_bytes_per_s)
+uint64_t figures_hold_ns(const struct fabric_op *op, uint64_t ring_bytes, uint64_t link_bytes_per_s)
 {
     double hold_ns;
 

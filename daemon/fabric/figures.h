@@ -22,6 +22,9 @@ struct fabric_counters {
 /* The op is carried out for the rank: adds it, unless it is not counted. */
 void figures_count(struct fabric_counters *counters, const struct core_op *op, uint64_t ring_bytes,
                    uint32_t rank, uint64_t moved_bytes);
+/* What another rank's part moves into the rank's memory, of the same op. */
+void figures_moved(struct fabric_counters *counters, const struct core_op *op, uint32_t rank,
+                   uint64_t moved_bytes);
 void figures_read(const struct fabric_counters *counters, uint32_t rank,
                   struct gw_counters ret_kinds[GW_KINDS]);
 void figures_reset(struct fabric_counters *counters);

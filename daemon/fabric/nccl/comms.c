@@ -1,0 +1,339 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Communicators: made, split, registered with and aborted on the issuing threads of their GPUs, all
+ * ranks in the order of the loop thread's calls. Non-blocking: each call is polled until it is over,
+ * since NCCL may enqueue late; a poll ends with the world's abort or the op's deadline.
+ */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "daemon/fabric/nccl/nccl.h"
+
+#define NAP_MIN_NS 5000
+#define NAP_MAX_NS 500000
+
+static uint64_t now_ns(void)
+{
+    struct timespec now;
+
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+static bool aborted(struct nccl_world *world)
+{
+    return atomic_load_explicit(&world->aborted, memory_order_acquire);
+}
+
+/* Longer each time. False: aborted, or the deadline has passed, which is told. */
+static bool nap(struct nccl_world *world, uint32_t rank, uint64_t began_ns, long *nap_ns,
+                const char *call)
+{
+    struct timespec time = {0, *nap_ns};
+
+    if (aborted(world))
+        return false;
+    if (now_ns() - began_ns > world->timeout_ns) {
+        cuda_fault(world->device,
+                   "rank %" PRIu32 ": %s was not over after %" PRIu64
+                   " s; another rank's GPU may hang",
+                   rank, call, world->timeout_ns / 1000000000u);
+        return false;
+    }
+    nanosleep(&time, NULL);
+    *nap_ns = *nap_ns * 2 > NAP_MAX_NS ? NAP_MAX_NS : *nap_ns * 2;
+    return true;
+}
+
+static bool tell(struct nccl_world *world, uint32_t rank, ncclComm_t comm, ncclResult_t result,
+                 const char *call)
+{
+    const char *last = ncclGetLastError(comm);
+
+    /* An abort makes calls fail; that is not news. */
+    if (!aborted(world))
+        cuda_fault(world->device, "rank %" PRIu32 ": %s: %s%s%s", rank, call,
+                   ncclGetErrorString(result), last && last[0] ? ": " : "", last ? last : "");
+    return false;
+}
+
+bool nccl_settled(struct nccl_world *world, uint32_t rank, ncclComm_t comm, ncclResult_t result,
+                  const char *call)
+{
+    uint64_t began_ns = now_ns();
+    long nap_ns = NAP_MIN_NS;
+    ncclResult_t state;
+
+    for (;;) {
+        if (comm && (result == ncclSuccess || result == ncclInProgress)) {
+            result = ncclCommGetAsyncError(comm, &state);
+            if (result == ncclSuccess)
+                result = state;
+        }
+        if (result == ncclSuccess)
+            return !aborted(world);
+        if (result != ncclInProgress)
+            return tell(world, rank, comm, result, call);
+        if (!nap(world, rank, began_ns, &nap_ns, call))
+            return false;
+    }
+}
+
+/* ---- tasks: issuing threads ------------------------------------------------------------------ */
+
+static ncclConfig_t config_of(void)
+{
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+
+    config.blocking = 0;
+    config.maxCTAs = NCCL_CTAS_MAX;
+    return config;
+}
+
+/* Rank 0's thread makes the id, for it may take a while; the others wait for it. */
+static bool unique_id(struct nccl_world *world, uint32_t rank)
+{
+    uint64_t began_ns = now_ns();
+    long nap_ns = NAP_MIN_NS;
+    ncclResult_t result;
+    int state;
+
+    if (rank == 0) {
+        result = ncclGetUniqueId(&world->id);
+        atomic_store_explicit(&world->id_state,
+                              result == ncclSuccess ? NCCL_ID_READY : NCCL_ID_FAILED,
+                              memory_order_release);
+        return result == ncclSuccess || tell(world, rank, NULL, result, "ncclGetUniqueId");
+    }
+    for (;;) {
+        state = atomic_load_explicit(&world->id_state, memory_order_acquire);
+        if (state != NCCL_ID_NONE)
+            return state == NCCL_ID_READY;
+        if (!nap(world, rank, began_ns, &nap_ns, "ncclGetUniqueId of rank 0"))
+            return false;
+    }
+}
+
+/* All ranks of the world, members or not. */
+static void run_split(struct nccl_task *task)
+{
+    struct nccl_world *world = task->world;
+    struct nccl_group *group = task->group;
+    uint32_t index = parts_index(group->members, group->count, task->rank);
+    ncclComm_t parent = world->parent[task->rank], comm = NULL;
+    ncclConfig_t config = config_of();
+    ncclResult_t result;
+
+    if (!parent || aborted(world))
+        return;
+    result = ncclCommSplit(parent, index == UINT32_MAX ? NCCL_SPLIT_NOCOLOR : 0,
+                           index == UINT32_MAX ? 0 : (int)index, &comm, &config);
+    if (!nccl_settled(world, task->rank, parent, result, "ncclCommSplit")) {
+        group->comm[task->rank] = comm; /* to be aborted with the others */
+        return;
+    }
+    group->comm[task->rank] = comm;
+    if (comm)
+        (void)nccl_settled(world, task->rank, comm, ncclSuccess, "ncclCommSplit");
+}
+
+static void run_init(struct nccl_task *task)
+{
+    struct nccl_world *world = task->world;
+    ncclConfig_t config = config_of();
+    ncclComm_t *comm = &world->parent[task->rank];
+    ncclResult_t result;
+
+    if (aborted(world) || !unique_id(world, task->rank))
+        return;
+    result = ncclCommInitRankConfig(comm, (int)world->count, world->id, (int)task->rank, &config);
+    if (nccl_settled(world, task->rank, *comm, result, "ncclCommInitRankConfig"))
+        run_split(task);
+}
+
+static void abort_one(ncclComm_t *comm)
+{
+    if (*comm)
+        (void)ncclCommAbort(*comm);
+    *comm = NULL;
+}
+
+/* After what the thread had to do: polls have ended by then, for the world says that it is aborted.
+ * Children before their parent. */
+static void run_abort(struct nccl_task *task)
+{
+    struct nccl_group *group = atomic_load_explicit(&task->world->groups, memory_order_acquire);
+
+    for (; group; group = group->next)
+        abort_one(&group->comm[task->rank]);
+    abort_one(&task->world->parent[task->rank]);
+}
+
+/* What NCCL cannot register it uses as it is: slower, not wrong. */
+static void run_register(struct nccl_task *task)
+{
+    struct nccl_world *world = task->world;
+    struct nccl_memory *memory = task->memory;
+    ncclComm_t comm = world->everyone->comm[task->rank];
+
+    if (!comm || aborted(world))
+        return;
+    if (world->library.comm_register(comm, memory->base, memory->bytes, &memory->handle) ==
+            ncclSuccess &&
+        memory->handle)
+        memory->generation = world->generation;
+}
+
+static void run_deregister(struct nccl_task *task)
+{
+    struct nccl_world *world = task->world;
+    struct nccl_memory *memory = task->memory;
+    ncclComm_t comm = world->everyone->comm[task->rank];
+
+    if (comm && memory->generation == world->generation && !aborted(world))
+        (void)world->library.comm_deregister(comm, memory->handle);
+    memory->generation = 0;
+}
+
+/* Errors that come without a call: a peer's, a link's. */
+static void idle(void *arg, int gpu)
+{
+    const struct nccl_idle *self = (const struct nccl_idle *)arg;
+    struct nccl_world *world = self->world;
+    struct nccl_group *group = atomic_load_explicit(&world->groups, memory_order_acquire);
+    ncclResult_t state, result;
+
+    (void)gpu;
+    for (; group && !aborted(world); group = group->next) {
+        ncclComm_t comm = group->comm[self->rank];
+        if (!comm)
+            continue;
+        result = ncclCommGetAsyncError(comm, &state);
+        if (result == ncclSuccess)
+            result = state;
+        if (result != ncclSuccess && result != ncclInProgress)
+            (void)tell(world, self->rank, comm, result, "a collective failed");
+    }
+}
+
+/* ---- loop thread ----------------------------------------------------------------------------- */
+
+static struct nccl_group *group_add(struct nccl_world *world, const uint32_t *members,
+                                    uint32_t count)
+{
+    struct nccl_group *group = calloc(1, sizeof(*group));
+
+    if (!group)
+        return NULL;
+    group->count = count;
+    memcpy(group->members, members, count * sizeof(*members));
+    group->next = atomic_load_explicit(&world->groups, memory_order_relaxed);
+    atomic_store_explicit(&world->groups, group, memory_order_release);
+    return group;
+}
+
+static int post_all(struct nccl_world *world, struct nccl_group *group,
+                    void (*run)(struct nccl_task *task))
+{
+    int r = 0;
+
+    for (uint32_t rank = 0; r == 0 && rank < world->count; rank++)
+        r = nccl_task_post(
+            &(struct nccl_task){.world = world, .group = group, .rank = rank, .run = run});
+    return r;
+}
+
+int nccl_world_new(struct nccl_fabric *fabric, struct nccl_world **ret_world)
+{
+    struct nccl_world *world = calloc(1, sizeof(*world));
+    uint32_t members[GW_RANKS_MAX];
+    int r = GW_E_NOMEM;
+
+    if (!world)
+        return GW_E_NOMEM;
+    world->device = fabric->config.device;
+    world->library = fabric->library;
+    world->timeout_ns =
+        fabric->config.op_timeout_ns ? fabric->config.op_timeout_ns : NCCL_TIMEOUT_NS;
+    world->generation = ++fabric->generation;
+    world->references = 1;
+    world->count = fabric->config.world;
+    for (uint32_t rank = 0; rank < world->count; rank++) {
+        members[rank] = rank;
+        world->idle[rank] = (struct nccl_idle){world, rank};
+    }
+    world->everyone = group_add(world, members, world->count);
+    if (world->everyone)
+        r = post_all(world, world->everyone, run_init);
+    for (uint32_t rank = 0; r == 0 && rank < world->count; rank++)
+        r = cuda_idle(world->device, rank, idle, &world->idle[rank]);
+    if (r < 0) {
+        nccl_world_abort(world);
+        nccl_world_unref(world);
+        return r;
+    }
+    *ret_world = world;
+    return 0;
+}
+
+struct nccl_world *nccl_world_unref(struct nccl_world *world)
+{
+    struct nccl_group *group, *next;
+
+    if (!world || --world->references > 0)
+        return NULL;
+    for (group = atomic_load(&world->groups); group; group = next) {
+        next = group->next;
+        free(group);
+    }
+    free(world);
+    return NULL;
+}
+
+/* Should a task not be posted for want of memory, that rank's communicators stay until the engine
+ * ends; nothing of this world is polled any more. */
+void nccl_world_abort(struct nccl_world *world)
+{
+    atomic_store_explicit(&world->aborted, true, memory_order_release);
+    for (uint32_t rank = 0; rank < world->count; rank++) {
+        (void)cuda_idle(world->device, rank, NULL, NULL);
+        (void)nccl_task_post(&(struct nccl_task){.world = world, .rank = rank, .run = run_abort});
+    }
+}
+
+int nccl_group_get(struct nccl_world *world, const uint32_t *members, uint32_t count,
+                   struct nccl_group **ret_group)
+{
+    struct nccl_group *group = atomic_load_explicit(&world->groups, memory_order_relaxed);
+    int r = 0;
+
+    while (group && !parts_same(group->members, group->count, members, count))
+        group = group->next;
+    if (!group) {
+        group = group_add(world, members, count);
+        if (!group)
+            return GW_E_NOMEM;
+        r = post_all(world, group, run_split);
+    }
+    if (r == 0)
+        *ret_group = group;
+    return r;
+}
+
+int nccl_memory_register(struct nccl_world *world, struct nccl_memory *memory)
+{
+    if (!world->library.comm_register)
+        return 0;
+    return nccl_task_post(&(struct nccl_task){
+        .world = world, .memory = memory, .rank = memory->rank, .run = run_register});
+}
+
+bool nccl_memory_deregister(struct nccl_world *world, struct nccl_memory *memory)
+{
+    if (!world->library.comm_register)
+        return true;
+    return nccl_task_wait(&(struct nccl_task){
+        .world = world, .memory = memory, .rank = memory->rank, .run = run_deregister});
+}

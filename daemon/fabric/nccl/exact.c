@@ -1,0 +1,94 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * order=exact: the host's bits. The rank that owns a slice (of an all-reduce: a share) brings the
+ * others' values to itself and adds them up in the fixed tree by one kernel pass, scale, accumulate
+ * and squares included. Issuing threads.
+ *
+ * How values come: by copy engine into scratch, in pieces that fit there, then the kernel at the
+ * speed of the own memory. A kernel that reads peers directly would hold its SMs for as long as the
+ * link takes, which the trainer beside it pays; the bytes on the link are the same. Only small ops,
+ * where a copy's fixed cost is all there is, are read in place, if the GPUs may.
+ *
+ * Results of an all-reduce go from the owner to every other rank by copy engine. In place needs no
+ * second phase: share r of every input is read by part r alone, before it writes it.
+ */
+#include "daemon/fabric/nccl/nccl.h"
+
+static bool reads_directly(const struct nccl_part *part, uint32_t q, uint64_t count)
+{
+    const struct core_op *what = &part->op->op;
+
+    return count * sizeof(float) * (what->world - 1) <= NCCL_DIRECT_BYTES &&
+           cuda_peers(part->native->device, part->native->rank, what->members[q]);
+}
+
+/* Where the kernel finds elements [first, first + count) of every input. */
+static void bring(struct nccl_part *part, uint64_t first, uint64_t count, uint64_t room,
+                  struct gw_k_reduce *arg)
+{
+    const struct nccl_op *op = part->op;
+    float *scratch = (float *)(void *)part->scratch;
+
+    for (uint32_t q = 0; q < op->op.world; q++) {
+        const float *from = op->in[q] ? op->in[q] + first : NULL;
+        arg->in[q] = from;
+        if (!from)
+            continue;
+        part->moved += count * sizeof(float);
+        if (q == part->index || reads_directly(part, q, count))
+            continue;
+        nccl_copy(part, scratch, from, count * sizeof(float));
+        arg->in[q] = scratch;
+        scratch += room;
+    }
+}
+
+/* out[0..count) = (out +) scale * sum of the inputs' elements from `first` on. */
+static void sum(struct nccl_part *part, uint64_t first, uint64_t count, float *out)
+{
+    const struct core_op *what = &part->op->op;
+    uint64_t room = parts_piece(NCCL_INPUT_BYTES, what->world - 1, NCCL_PIECE_MAX);
+
+    for (uint64_t at = 0; at < count && !part->failed; at += room) {
+        struct gw_k_reduce arg = {.n = what->world,
+                                  .outs = what->accumulate ? 0 : 1,
+                                  .out = {out + at},
+                                  .accumulator = what->accumulate ? out + at : NULL,
+                                  .lanes = nccl_lanes(part),
+                                  .count = count - at < room ? count - at : room,
+                                  .scale = what->scale};
+        bring(part, first + at, arg.count, room, &arg);
+        if (part->failed)
+            return;
+        nccl_check(part, cuda_launch_reduce(&arg, NCCL_THREADS, part->native->stream),
+                   "gw_k_reduce");
+        if (arg.lanes)
+            nccl_squares(part, at / GW_K_CHUNK, arg.count);
+    }
+}
+
+void nccl_exact_reduce_scatter(struct nccl_part *part)
+{
+    const struct nccl_op *op = part->op;
+
+    sum(part, part->index * op->op.numel, op->op.numel, op->out[part->index]);
+}
+
+void nccl_exact_all_reduce(struct nccl_part *part)
+{
+    const struct nccl_op *op = part->op;
+    const struct core_op *what = &op->op;
+    uint64_t total = what->total_numel ? what->total_numel : what->world * what->numel;
+    struct parts_range share = parts_share(total, what->numel, part->index);
+    float *own = op->out[part->index];
+    uint64_t bytes = share.count * sizeof(float);
+
+    sum(part, share.first, share.count, own + share.first);
+    part->moved += bytes;
+    for (uint32_t i = 1; i < what->world && !part->failed; i++) {
+        /* Not all owners to the same rank at once. */
+        uint32_t q = (part->index + i) % what->world;
+        nccl_copy(part, op->out[q] + share.first, own + share.first, bytes);
+        figures_moved(&op->fabric->counters, what, what->members[q], bytes);
+    }
+}

@@ -1,0 +1,221 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Inside of the nccl fabric: what its files share. Not for users of the fabric table.
+ *
+ * Threads. The loop thread owns the fabric, the list of groups, ops and tasks. The issuing thread of
+ * a rank's GPU runs that rank's parts of ops and tasks, and alone touches what is marked as its own
+ * (comm[rank], registrations). Everything else a part reads is written before it is handed over.
+ *
+ * One generation of communicators is a struct nccl_world; ops, tasks and the fabric refer to it, so
+ * that what was enqueued before an abort finds its own communicators gone, not the next one's.
+ */
+#ifndef GW_FABRIC_NCCL_NCCL_H
+#define GW_FABRIC_NCCL_NCCL_H
+
+#include <nccl.h>
+#include <stdatomic.h>
+
+#include "daemon/device/cuda/kernels.h"
+#include "daemon/device/cuda/native.h"
+#include "daemon/fabric/figures.h"
+#include "daemon/fabric/nccl/parts.h"
+
+/* The trainer computes on the same GPU: what the fabric takes of its SMs is bounded.
+ *  - NCCL's CTAs: 8 of an H100's 132 SMs. Full NVLink speed wants about 16 (NCCL 2.28's default for
+ *    its rings), which an engine beside a trainer must not take.
+ *  - Threads of a kernel: 32 blocks of 256.
+ * Neither is measured yet. */
+#define NCCL_CTAS_MAX 8
+#define NCCL_THREADS (32u * GW_K_BLOCK)
+
+/* Per rank, beside its arenas: inputs of other GPUs on their way to the sum, and lanes of squares. */
+#define NCCL_INPUT_BYTES (32u << 20)
+#define NCCL_PIECE_MAX (16u << 20) /* elements that one kernel sums: what the lanes are for */
+#define NCCL_LANE_BYTES ((uint64_t)NCCL_PIECE_MAX / GW_K_CHUNK * GW_K_LANES * 16u)
+#define NCCL_SCRATCH_BYTES (NCCL_INPUT_BYTES + NCCL_LANE_BYTES)
+/* Of one copy: a copy engine serves others (the trainer's) between two. */
+#define NCCL_COPY_BYTES (8u << 20)
+/* Up to so many bytes of other GPUs' inputs a kernel reads them in place; see exact.c. */
+#define NCCL_DIRECT_BYTES (256u << 10)
+
+#define NCCL_TIMEOUT_NS (1800 * UINT64_C(1000000000))
+#define NCCL_REMOVE_NS (10 * UINT64_C(1000000000)) /* for memory to be deregistered */
+
+struct nccl_fabric;
+
+/* Functions that not every NCCL >= 2.28 has, or that a node may do without; NULL: missing. */
+struct nccl_library {
+    int version; /* 22809 */
+    ncclResult_t (*comm_register)(const ncclComm_t comm, void *base, size_t bytes, void **handle);
+    ncclResult_t (*comm_deregister)(const ncclComm_t comm, void *handle);
+};
+
+/* Communicators over an ordered list of ranks. */
+struct nccl_group {
+    struct nccl_group *next; /* constant */
+    uint32_t count;
+    uint32_t members[GW_RANKS_MAX];
+    ncclComm_t comm[GW_RANKS_MAX]; /* by rank of the job; its issuing thread's own */
+};
+
+enum { NCCL_ID_NONE, NCCL_ID_READY, NCCL_ID_FAILED };
+
+struct nccl_world {
+    struct device *device;
+    struct nccl_library library;
+    uint64_t timeout_ns, generation; /* generation: from 1 */
+    uint32_t references;             /* loop thread */
+    uint32_t count;                  /* ranks */
+    atomic_bool aborted; /* nothing waits for another rank any more */
+    atomic_int id_state;
+    ncclUniqueId id; /* rank 0's issuing thread, before id_state */
+    /* From which groups are split: no collective ever runs on it, for ncclCommSplit must find none
+     * in flight. */
+    ncclComm_t parent[GW_RANKS_MAX];
+    _Atomic(struct nccl_group *) groups; /* the last is the world's; loop thread adds in front */
+    struct nccl_group *everyone;
+    struct nccl_idle {
+        struct nccl_world *world;
+        uint32_t rank;
+    } idle[GW_RANKS_MAX];
+};
+
+/* Memory that fabrics are told of. */
+struct nccl_memory {
+    struct nccl_memory *next;
+    const struct device_memory *memory;
+    uint32_t rank;
+    void *base;
+    size_t bytes;
+    /* The rank's issuing thread's: */
+    uint64_t generation; /* in which it is registered; 0: in none */
+    void *handle;
+};
+
+/* An op on its way; one allocation, arrays behind it. Parts of several ranks read it at once. */
+struct nccl_op {
+    struct nccl_fabric *fabric;
+    struct nccl_world *world;
+    struct nccl_group *group; /* NULL: no communicator needed */
+    struct core_op op;        /* its arrays: copies, or NULL where the fabric has no use for them */
+    const float **in;
+    float **out;
+    struct fabric_segment *segments;
+    uint32_t segment_count;
+    struct gw_k_partial *partials; /* pinned; of op.bucket; NULL: not asked for */
+    uint64_t **boards;             /* VERDICT: by member; where GPUs reach them; NULL: none */
+    uint8_t **board_bits;
+    uint64_t **verdicts;
+    uint64_t ring_bytes, hold_ns;
+    bool exact; /* sums in the fixed order */
+};
+
+/* What VERDICT needs on a rank's GPU; made when a layout is sealed. */
+struct nccl_staging {
+    void *base; /* one block: */
+    struct gw_k_partial *partials;
+    struct gw_k_bucket *buckets; /* constant: into `partials` */
+    uint32_t *bits;
+};
+
+struct nccl_fabric {
+    struct fabric_config config;
+    struct nccl_library library;
+    struct device_stream *reduce, *control, *gather[GW_RANKS_MAX];
+    struct nccl_world *world; /* NULL: not formed */
+    uint64_t generation;
+    struct nccl_memory *memory;
+    struct {
+        char *base; /* NCCL_SCRATCH_BYTES; used by the reduce lane only, which is in order */
+        int gpu;
+    } scratch[GW_RANKS_MAX];
+    /* Of the sealed layout. One set of partials for all steps: the core lets a step's first
+     * reduction wait for the verdict before it. */
+    uint32_t buckets, params;
+    uint64_t *starts; /* parts_partials */
+    uint64_t *slice_numel;
+    struct gw_k_partial *partials; /* pinned: every GPU writes its slices', every verdict reads */
+    struct nccl_staging staging[GW_RANKS_MAX];
+    struct fabric_counters counters;
+};
+
+static inline struct nccl_fabric *nccl_of(struct fabric *fabric)
+{
+    return (struct nccl_fabric *)(void *)fabric;
+}
+
+/* One rank's part of an op, while it is issued. */
+struct nccl_part {
+    const struct nccl_op *op;
+    const struct cuda_native *native;
+    uint32_t index;  /* of the rank in op.members */
+    char *scratch;
+    uint64_t moved;
+    bool failed; /* told; nothing more is issued */
+};
+
+/* library.c */
+int nccl_library_find(struct nccl_library *library, char text[GW_TEXT_MAX + 1]);
+
+/* comms.c: loop thread but for what it says. */
+int nccl_world_new(struct nccl_fabric *fabric, struct nccl_world **ret_world);
+struct nccl_world *nccl_world_unref(struct nccl_world *world);
+void nccl_world_abort(struct nccl_world *world);
+/* The group of these members, made if it is new. */
+int nccl_group_get(struct nccl_world *world, const uint32_t *members, uint32_t count,
+                   struct nccl_group **ret_group);
+int nccl_memory_register(struct nccl_world *world, struct nccl_memory *memory);
+/* Waits for it. False: it is not known to be over, so the memory may still be in use. */
+bool nccl_memory_deregister(struct nccl_world *world, struct nccl_memory *memory);
+/* Issuing thread: the call on the communicator returned `result`: polled until it is over, so that
+ * what it enqueues is on the stream. False: failed, told, or aborted. */
+bool nccl_settled(struct nccl_world *world, uint32_t rank, ncclComm_t comm, ncclResult_t result,
+                  const char *call);
+
+/* task.c: what issuing threads do beside works. Posted by the loop thread. */
+struct nccl_task {
+    struct nccl_world *world;
+    struct nccl_group *group;
+    struct nccl_memory *memory;
+    uint32_t rank;
+    void (*run)(struct nccl_task *task);
+    struct nccl_finish *finish; /* task.c's; NULL: nobody waits */
+};
+/* Copies it; behind what the thread has to do already. */
+int nccl_task_post(const struct nccl_task *task);
+/* The same, and waits for its end. False: it has not come within NCCL_REMOVE_NS. */
+bool nccl_task_wait(const struct nccl_task *task);
+
+/* op.c: loop thread. */
+int nccl_op_new(struct nccl_fabric *fabric, const struct fabric_op *from, struct nccl_op **ret_op);
+void nccl_op_free(void *arg);
+
+/* seal.c: loop thread. */
+int nccl_seal(struct nccl_fabric *fabric, const uint64_t *slice_numel, uint32_t buckets,
+              uint32_t params);
+void nccl_unseal(struct nccl_fabric *fabric);
+
+/* run.c: issuing threads. */
+void nccl_run(void *arg, void *native);
+/* Each issues one call on the part's stream; a failure is told and marks the part. */
+void nccl_copy(struct nccl_part *part, void *to, const void *from, uint64_t bytes);
+void nccl_check(struct nccl_part *part, int code, const char *call);
+/* Squares of `count` values, which lie in the lanes, to the partials from chunk `chunk` on of the
+ * part's slice. */
+void nccl_squares(struct nccl_part *part, uint64_t chunk, uint64_t count);
+struct gw_k_partial *nccl_lanes(const struct nccl_part *part);
+
+/* exact.c, ring.c: issuing threads. */
+void nccl_exact_reduce_scatter(struct nccl_part *part);
+void nccl_exact_all_reduce(struct nccl_part *part);
+void nccl_ring_reduce_scatter(struct nccl_part *part);
+void nccl_ring_all_reduce(struct nccl_part *part);
+void nccl_all_gather(struct nccl_part *part);
+void nccl_broadcast(struct nccl_part *part);
+
+/* verdict.c: issuing threads. */
+void nccl_verdict(struct nccl_part *part);
+
+extern const struct fabric_ops fabric_nccl;
+
+#endif

@@ -1,0 +1,176 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Copies of ops for the issuing threads. Loop thread; owns the copies until the device releases
+ * them.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/fabric/nccl/nccl.h"
+
+/* Hands out parts of one block; with block NULL it only adds up. */
+struct carver {
+    char *block;
+    size_t used;
+};
+
+static void *carve(struct carver *carver, const void *from, size_t bytes)
+{
+    size_t at = carver->used;
+    char *part;
+
+    carver->used = (at + bytes + 15) & ~(size_t)15;
+    if (!carver->block || !from)
+        return NULL;
+    part = carver->block + at;
+    return bytes ? memcpy(part, from, bytes) : part;
+}
+
+static void carve_verdict(struct carver *carver, const struct fabric_op *from, struct nccl_op *op)
+{
+    size_t pointers = from->op->world * sizeof(void *);
+
+    op->op.used_bits = carve(carver, from->op->used_bits, (from->params + 7) / 8);
+    op->op.used_buckets = carve(carver, from->op->used_buckets, from->buckets);
+    op->boards = carve(carver, from->boards, pointers);
+    op->board_bits = carve(carver, from->boards, pointers);
+    op->verdicts = carve(carver, from->verdicts, pointers);
+}
+
+static void carve_all(struct carver *carver, const struct fabric_op *from, struct nccl_op *op)
+{
+    const struct core_op *what = from->op;
+    bool single = what->kind == CORE_OP_LOCAL_ADD || what->kind == CORE_OP_ZERO;
+    size_t outs = single ? 1 : what->world;
+    size_t ins = what->kind == CORE_OP_BROADCAST ? 1 : outs;
+
+    (void)carve(carver, op, sizeof(*op));
+    op->op.members = carve(carver, what->members, what->world * sizeof(*what->members));
+    op->in = carve(carver, from->in, ins * sizeof(*from->in));
+    op->out = carve(carver, from->out, outs * sizeof(*from->out));
+    op->segments = carve(carver, from->segments, from->segment_count * sizeof(*from->segments));
+    op->op.used_bits = op->op.used_buckets = NULL;
+    if (what->kind == CORE_OP_VERDICT)
+        carve_verdict(carver, from, op);
+}
+
+/* Boards are host pages: where the GPUs reach them. */
+static int find_boards(struct nccl_op *op, const struct fabric_op *from)
+{
+    const struct device *device = op->fabric->config.device;
+
+    for (uint32_t i = 0; i < op->op.world; i++) {
+        struct gw_shm_board *board = from->boards[i];
+        op->boards[i] = NULL;
+        op->board_bits[i] = NULL;
+        if (!board)
+            continue;
+        op->boards[i] = cuda_page_address(device, &board->verdict);
+        if (from->params > 0)
+            op->board_bits[i] =
+                cuda_page_address(device, &board->slots[from->buckets + board->units]);
+        if (!op->boards[i] || (from->params > 0 && !op->board_bits[i]))
+            return GW_E_INTERNAL;
+    }
+    return 0;
+}
+
+static int find_partials(struct nccl_op *op)
+{
+    const struct nccl_fabric *fabric = op->fabric;
+    const struct core_op *what = &op->op;
+
+    if (what->bucket >= fabric->buckets || what->numel != fabric->slice_numel[what->bucket] ||
+        what->world != fabric->config.world)
+        return GW_E_INTERNAL;
+    op->partials = fabric->partials + fabric->starts[what->bucket];
+    return 0;
+}
+
+/* order=fabric needs room where NCCL's result cannot go to its place, and real zeros for a rank
+ * that has no input. Where scratch has no such room the sum is exact, which is within what the
+ * order allows; every rank decides alike. All-reduces go by pieces, so they always fit. */
+static bool sums_exactly(const struct nccl_op *op)
+{
+    const struct core_op *what = &op->op;
+    uint64_t half = NCCL_INPUT_BYTES / 2 / sizeof(float);
+
+    if (what->order != GW_ORDER_FABRIC)
+        return true;
+    if (what->kind != CORE_OP_REDUCE_SCATTER)
+        return false;
+    if (what->accumulate && what->numel > half)
+        return true;
+    for (uint32_t i = 0; i < what->world; i++)
+        if (!op->in[i] && what->numel > half / what->world)
+            return true;
+    return false;
+}
+
+static int find_group(struct nccl_op *op)
+{
+    const struct core_op *what = &op->op;
+    bool sums = what->kind == CORE_OP_REDUCE_SCATTER || what->kind == CORE_OP_ALL_REDUCE;
+    bool moves = what->kind == CORE_OP_ALL_GATHER || what->kind == CORE_OP_BROADCAST;
+
+    op->exact = sums && sums_exactly(op);
+    if (what->numel == 0 || !(moves || (sums && !op->exact)))
+        return 0;
+    return nccl_group_get(op->world, what->members, what->world, &op->group);
+}
+
+static int prepare(struct nccl_op *op, const struct fabric_op *from)
+{
+    const struct nccl_fabric *fabric = op->fabric;
+    int r = 0;
+
+    if (op->op.kind == CORE_OP_VERDICT)
+        return from->buckets == fabric->buckets && from->params == fabric->params
+                   ? find_boards(op, from)
+                   : GW_E_INTERNAL;
+    if (op->op.partials && op->op.numel > 0)
+        r = find_partials(op);
+    return r < 0 ? r : find_group(op);
+}
+
+int nccl_op_new(struct nccl_fabric *fabric, const struct fabric_op *from, struct nccl_op **ret_op)
+{
+    struct nccl_op measure = {.op = *from->op}, *op;
+    struct carver carver = {NULL, 0};
+    int r;
+
+    carve_all(&carver, from, &measure);
+    op = calloc(1, carver.used);
+    if (!op)
+        return GW_E_NOMEM;
+    carver = (struct carver){(char *)op, 0};
+    op->op = *from->op;
+    carve_all(&carver, from, op);
+    op->fabric = fabric;
+    op->world = fabric->world;
+    op->world->references++;
+    op->op.in = op->op.out = NULL;
+    op->op.waits = NULL;
+    op->op.wait_ops = NULL;
+    op->op.signals = NULL;
+    /* A gather that only has what is in place already takes its link's time all the same, as on
+     * every fabric. */
+    op->ring_bytes = figures_ring_bytes(from->op, fabric->config.world);
+    op->hold_ns = figures_hold_ns(from, op->ring_bytes, fabric->config.link_bytes_per_s);
+    op->segment_count = parts_coalesce(op->segments, from->segment_count);
+    r = prepare(op, from);
+    if (r < 0) {
+        nccl_op_free(op);
+        return r;
+    }
+    *ret_op = op;
+    return 0;
+}
+
+void nccl_op_free(void *arg)
+{
+    struct nccl_op *op = (struct nccl_op *)arg;
+
+    nccl_world_unref(op->world);
+    free(op);
+}

@@ -1,0 +1,133 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A rank's part of an op: everything is enqueued on the stream given, nothing waits for the GPU.
+ * Issuing threads; parts of one op run at the same time and only read it. Counts what it moved.
+ */
+#include "daemon/device/cuda/driver.h"
+#include "daemon/fabric/nccl/nccl.h"
+
+void nccl_check(struct nccl_part *part, int code, const char *call)
+{
+    char text[GW_TEXT_MAX + 1];
+
+    if (code == 0)
+        return;
+    part->failed = true;
+    cuda_error_text(code, text, sizeof(text));
+    cuda_fault(part->native->device, "rank %u: %s of op %llu: %s", part->native->rank, call,
+               (unsigned long long)part->op->op.id, text);
+}
+
+void nccl_copy(struct nccl_part *part, void *to, const void *from, uint64_t bytes)
+{
+    for (uint64_t at = 0; at < bytes && !part->failed; at += NCCL_COPY_BYTES) {
+        uint64_t rest = bytes - at;
+        nccl_check(part,
+                   (int)cu.cuMemcpyAsync((CUdeviceptr)to + at, (CUdeviceptr)from + at,
+                                         rest < NCCL_COPY_BYTES ? rest : NCCL_COPY_BYTES,
+                                         (CUstream)part->native->stream),
+                   "cuMemcpyAsync");
+    }
+}
+
+struct gw_k_partial *nccl_lanes(const struct nccl_part *part)
+{
+    return part->op->partials ? (struct gw_k_partial *)(void *)(part->scratch + NCCL_INPUT_BYTES)
+                              : NULL;
+}
+
+void nccl_squares(struct nccl_part *part, uint64_t chunk, uint64_t count)
+{
+    struct gw_k_partials arg = {.lanes = nccl_lanes(part),
+                                .partials = part->op->partials +
+                                            part->index * parts_chunks(part->op->op.numel) + chunk,
+                                .chunks = parts_chunks(count)};
+
+    if (!part->failed)
+        nccl_check(part, cuda_launch_partials(&arg, NCCL_THREADS, part->native->stream),
+                   "gw_k_partials");
+}
+
+static void run_gather(struct nccl_part *part)
+{
+    const struct nccl_op *op = part->op;
+
+    for (uint32_t i = 0; i < op->segment_count && !part->failed; i++) {
+        nccl_copy(part, op->segments[i].to, op->segments[i].from, op->segments[i].bytes);
+        part->moved += op->segments[i].bytes;
+    }
+}
+
+/* Own memory on the own GPU: a kernel, which is bounded, where a copy within a GPU is not. */
+static void run_add(struct nccl_part *part, const float *in)
+{
+    const struct nccl_op *op = part->op;
+    struct gw_k_add arg = {
+        .out = op->out[0], .in = in, .count = op->op.numel, .accumulate = op->op.accumulate};
+
+    if (arg.count > 0)
+        nccl_check(part, cuda_launch_add(&arg, NCCL_THREADS, part->native->stream), "gw_k_add");
+}
+
+static void run_sum(struct nccl_part *part)
+{
+    bool scatter = part->op->op.kind == CORE_OP_REDUCE_SCATTER;
+
+    if (part->op->op.numel == 0)
+        return;
+    if (part->op->exact && scatter)
+        nccl_exact_reduce_scatter(part);
+    else if (part->op->exact)
+        nccl_exact_all_reduce(part);
+    else if (scatter)
+        nccl_ring_reduce_scatter(part);
+    else
+        nccl_ring_all_reduce(part);
+}
+
+static void run_part(struct nccl_part *part)
+{
+    switch ((enum core_op_kind)part->op->op.kind) {
+    case CORE_OP_REDUCE_SCATTER:
+    case CORE_OP_ALL_REDUCE:
+        run_sum(part);
+        break;
+    case CORE_OP_ALL_GATHER:
+        nccl_all_gather(part);
+        break;
+    case CORE_OP_GATHER:
+        run_gather(part);
+        break;
+    case CORE_OP_BROADCAST:
+        nccl_broadcast(part);
+        break;
+    case CORE_OP_BARRIER:
+        break;
+    case CORE_OP_LOCAL_ADD:
+        run_add(part, part->op->in[0]);
+        break;
+    case CORE_OP_ZERO:
+        run_add(part, NULL);
+        break;
+    case CORE_OP_VERDICT:
+        nccl_verdict(part);
+        break;
+    }
+}
+
+void nccl_run(void *arg, void *native)
+{
+    const struct nccl_op *op = (const struct nccl_op *)arg;
+    const struct cuda_native *own = (const struct cuda_native *)native;
+    struct nccl_fabric *fabric = op->fabric;
+    struct nccl_part part = {.op = op,
+                             .native = own,
+                             .index = parts_index(op->op.members, op->op.world, own->rank),
+                             .scratch = fabric->scratch[own->rank].base};
+
+    if (atomic_load_explicit(&op->world->aborted, memory_order_acquire))
+        return;
+    run_part(&part);
+    if (!part.failed)
+        figures_count(&fabric->counters, &op->op, op->ring_bytes, own->rank, part.moved);
+}
