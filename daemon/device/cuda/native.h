@@ -9,8 +9,8 @@
 
 /*
  * Only during run, on the issuing thread of the rank's GPU, which is current there. What run
- * enqueues is behind all earlier works of the lane on the GPUs of all ranks of this work, not only
- * on this GPU: parts read and write each other's memory.
+ * enqueues is behind all earlier works of the lane that any rank of this work took part in, on the
+ * GPUs of all ranks of those, not only on this GPU: parts read and write each other's memory.
  */
 struct cuda_native {
     struct device *device;
