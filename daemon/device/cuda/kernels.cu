@@ -20,7 +20,7 @@
 
 #define GROUP 4u
 
-/* ---- halves: by integers, so that both builds have the same bits ------------------------------- */
+/* ---- halves: by integers, so that both builds have the same bits ----------------------------- */
 
 /* What is shifted out of `bits`, `shift` < 32, decides: to nearest, ties to even. */
 GW_DEVICE uint32_t round_shift(uint32_t bits, uint32_t shift)
@@ -113,7 +113,7 @@ GW_DEVICE float rounded_to(uint32_t type, float value)
     return type == GW_K_BF16 ? from_bf16(to_bf16(value)) : value;
 }
 
-/* ---- reduce ------------------------------------------------------------------------------------ */
+/* ---- reduce ---------------------------------------------------------------------------------- */
 
 /* ((0+1)+(2+3))+((4+5)+(6+7)) of the first n, 1 <= n <= 8, an odd last one passing up. */
 GW_DEVICE float tree8(const float value[8], uint32_t n)
@@ -144,8 +144,8 @@ GW_DEVICE struct sums plus(struct sums a, struct sums b)
 }
 
 /* Inputs [first, first + n), n <= 8, at the elements at, at + step, ... */
-GW_DEVICE struct sums sum8(const struct gw_k_reduce *arg, uint32_t type, uint32_t first,
-                           uint32_t n, uint64_t at, uint64_t step, uint32_t elements)
+GW_DEVICE struct sums sum8(const struct gw_k_reduce *arg, uint32_t type, uint32_t first, uint32_t n,
+                           uint64_t at, uint64_t step, uint32_t elements)
 {
     uint32_t raw[GROUP][8] = {{0}};
     struct sums sum = {{0}};
@@ -293,7 +293,7 @@ GW_KERNEL(gw_k_partials)
     }
 }
 
-/* ---- moving ------------------------------------------------------------------------------------ */
+/* ---- moving ---------------------------------------------------------------------------------- */
 
 GW_KERNEL(gw_k_add)
 {
@@ -318,7 +318,8 @@ GW_KERNEL(gw_k_cast)
 {
     for (uint64_t i = gw_k_index(); i < arg->count; i += gw_k_count()) {
         if (arg->in_type != arg->out_type)
-            write_as(arg->out, arg->out_type, i, decode(arg->in_type, read_raw(arg->in, arg->in_type, i)));
+            write_as(arg->out, arg->out_type, i,
+                     decode(arg->in_type, read_raw(arg->in, arg->in_type, i)));
         else if (arg->in_type == GW_K_FP32)
             ((uint32_t *)arg->out)[i] = ((const uint32_t *)arg->in)[i];
         else
@@ -362,7 +363,7 @@ GW_KERNEL(gw_k_copy)
     }
 }
 
-/* ---- verdict ----------------------------------------------------------------------------------- */
+/* ---- verdict --------------------------------------------------------------------------------- */
 
 #define VERDICT_WORDS 5u
 #define AHEAD 8u /* partials that are read before the first of them is added */
@@ -445,7 +446,7 @@ GW_KERNEL(gw_k_verdict)
                 gw_k_store(&arg->verdict[i][j], words[j]);
 }
 
-/* ---- time, signals ----------------------------------------------------------------------------- */
+/* ---- time, signals --------------------------------------------------------------------------- */
 
 GW_DEVICE uint64_t now_ns(int64_t clock_ns)
 {
@@ -567,7 +568,7 @@ GW_KERNEL(gw_k_finish)
     gw_k_fence();
 }
 
-/* ---- how they are found ------------------------------------------------------------------------ */
+/* ---- how they are found ---------------------------------------------------------------------- */
 
 #ifdef __CUDACC__
 
@@ -621,6 +622,24 @@ LAUNCH(begin, 1)
 LAUNCH(end, 1)
 LAUNCH(hold, 1)
 LAUNCH(finish, arg->signals > 1 ? arg->signals : 1)
+
+/* Asking for a kernel's attributes loads it. */
+extern "C" int cuda_load_kernels(void)
+{
+    static const void *const kernels[] = {
+        (const void *)gw_k_reduce,  (const void *)gw_k_partials, (const void *)gw_k_add,
+        (const void *)gw_k_fill,    (const void *)gw_k_cast,     (const void *)gw_k_copy,
+        (const void *)gw_k_verdict, (const void *)gw_k_stamp,    (const void *)gw_k_begin,
+        (const void *)gw_k_end,     (const void *)gw_k_hold,     (const void *)gw_k_finish,
+    };
+    cudaError_t error = cudaSuccess;
+
+    for (size_t i = 0; error == cudaSuccess && i < sizeof(kernels) / sizeof(kernels[0]); i++) {
+        struct cudaFuncAttributes attributes;
+        error = cudaFuncGetAttributes(&attributes, kernels[i]);
+    }
+    return (int)error;
+}
 
 #else
 

@@ -27,7 +27,7 @@ extern "C" {
 
 enum gw_k_type { GW_K_FP32 = 0, GW_K_FP16 = 1, GW_K_BF16 = 2 };
 
-/* ---- numbers: no shared memory, no shuffles, no atomics; each thread writes what is its own ---- */
+/* ---- numbers: no shared memory, no shuffles, no atomics; each thread writes what is its own -- */
 
 /* struct kernel_partial. */
 struct gw_k_partial {
@@ -200,6 +200,10 @@ GW_K_LAUNCH(begin);
 GW_K_LAUNCH(end);
 GW_K_LAUNCH(hold);
 GW_K_LAUNCH(finish);
+
+/* All kernels onto the current device, or the cudaError_t: a first launch would load its kernel
+ * then, and may wait for the whole device. Set-up path. */
+int cuda_load_kernels(void);
 
 #ifdef __CUDACC__
 __host__ __device__
