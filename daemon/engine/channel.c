@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The channel to gradwired: hand-overs of clients, and the order to stop. Loop thread. gradwired
+ * The channel to gradwired: hand-overs of clients, leases, and the order to stop. Loop thread. gradwired
  * may go and come back: a broken channel means nothing, and a new one, made through the listening
  * socket of the engine's directory entry, takes its place.
  */
@@ -11,9 +11,12 @@
 #include "daemon/engine/engine.h"
 #include "daemon/engine/log.h"
 
+/* Safe inside callbacks that hold no session. */
 static void channel_close(struct engine *engine)
 {
     engine->channel = watch_free(engine->channel);
+    if (!engine->ending)
+        lease_no_daemon(engine);
 }
 
 static int send_ready(struct engine *engine, int fd, int pass_fd)
@@ -46,6 +49,8 @@ static void handle(struct engine *engine, struct packet *packet)
 
     if (r == 0 && msg->type == WIRE_HANDOVER) {
         handover(engine, packet, msg);
+    } else if (r == 0 && msg->type == WIRE_LEASE) {
+        lease_answer(engine, msg, packet);
     } else if (r == 0 && msg->type == WIRE_ENGINE_STOP) {
         log_line("told to stop");
         engine_stop(engine, GW_E_ENGINE_LOST, "the job was ended by this node's administrator");
@@ -72,6 +77,7 @@ static void on_channel(void *owner, int events)
             handle(engine, packet);
         else
             channel_close(engine);
+        engine_after(engine);
     }
 }
 
@@ -87,6 +93,7 @@ static int channel_open(struct engine *engine, int fd, int pass_fd)
         return GW_E_IO;
     channel_close(engine);
     engine->channel = watch;
+    engine_after(engine);
     return 0;
 }
 

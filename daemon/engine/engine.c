@@ -266,6 +266,7 @@ struct engine *engine_free(struct engine *engine)
     if (engine->device)
         engine->device_ops->device_free(engine->device);
     if (engine->loop) {
+        lease_end(engine);
         channel_end(engine);
         stats_end(engine);
         alarm_free(engine->deadline);
@@ -281,6 +282,7 @@ struct engine *engine_free(struct engine *engine)
     fd_close(&engine->options.listen_fd);
     fd_close(&engine->options.stats_fd);
     fd_close(&engine->options.lock_fd); /* last: whoever takes the lock finds us gone */
+    plugins_free(engine->plugins);
     id_free(engine->id);
     free(engine);
     return NULL;
@@ -327,12 +329,16 @@ int engine_new(const struct engine_options *options, struct engine **ret_engine)
     engine->linger_ns = options->linger_ns;
     engine->started_ns = now_ns();
     TAILQ_INIT(&engine->sessions);
+    TAILQ_INIT(&engine->leases);
     r = id_new(&engine->id);
     if (r == 0) {
         tag_to_hex(engine->id->tag, engine->tag);
         log_set_tag(engine->tag);
         r = start_loop(engine);
     }
+    if (r == 0)
+        r = plugins_open(&(struct plugins_config){options->offer, options->plugins},
+                         &engine->plugins);
     if (r == 0)
         r = stats_start(engine);
     if (r == 0)

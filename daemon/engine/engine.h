@@ -5,13 +5,16 @@
  *   main.c      options, descriptors, exit code
  *   engine.c    life: loop, linger, the job's callbacks, the end
  *   channel.c   to gradwired: hand-overs, stop; survives gradwired
- *   session.c   one per client: pages, packets, death
+ *   session.c   one per client: start, pages, replies, end
+ *   session_in.c   its packets, its death
  *   outbox.c    a client's replies: bounded, with their descriptors
- *   join.c      HELLO, JOB_CREATE, JOIN: who may take part
+ *   join.c      JOB_CREATE, JOIN: who may take part
+ *   lease.c     the GPUs that gradwired has lent
+ *   plugin.c    the devices that can be offered
  *   stats.c     the statistics page
  *   job.c ...   the job itself (job.h): knows ranks, not sockets
  *
- *   session  NEW --JOINED--> JOINED --LEAVE--> LEFT
+ *   session  NEW (--its GPU is asked for--> waits) --JOINED--> JOINED --LEAVE--> LEFT
  *            any --socket or process ends, protocol broken, dropped--> closed
  */
 #ifndef GW_ENGINE_ENGINE_H
@@ -26,9 +29,11 @@
 #include "daemon/base/tag.h"
 #include "daemon/engine/id.h"
 #include "daemon/engine/job.h"
+#include "daemon/engine/lease.h"
 #include "daemon/engine/outbox.h"
-#include "daemon/supervisor/handles.h"
-#include "daemon/supervisor/packet.h"
+#include "daemon/engine/plugin.h"
+#include "daemon/ipc/handles.h"
+#include "daemon/ipc/packet.h"
 #include "proto/shm.h"
 #include "proto/wire.h"
 
@@ -42,7 +47,11 @@ struct engine_options {
     uid_t owner_uid;
     uint64_t linger_ns;
     uint64_t memory_max_bytes;
+    uint64_t stall_report_ns; /* 0: the core's default */
     uint64_t drop_edges;
+    bool probe; /* say what could be offered, and end */
+    enum plugin_offer offer;
+    const char *plugins; /* directory; NULL: the usual places */
 };
 
 struct session;
@@ -77,6 +86,8 @@ struct engine {
 
     struct watch *channel;
     struct watch *listener;
+    struct plugins *plugins;
+    struct lease_list leases;
 
     struct gw_stats_page *stats;
     uint64_t started_ns, stats_ns;
@@ -124,6 +135,7 @@ struct session {
     uint32_t event_wake; /* the engine page's wake word when it was written last */
     struct watch *process; /* pidfd; NULL: end of file is all we will see */
     struct alarm *alarm;   /* NEW: must have joined by then */
+    struct wire_msg *asked; /* NEW, waits for a lease: its JOB_CREATE or JOIN, without the id */
     struct device_memory *client_page, *engine_page;
     bool client_lent, engine_lent; /* the pages: to the job */
     uint64_t identity; /* no other client of this engine has it */
@@ -164,6 +176,9 @@ void session_tell_events(struct engine *engine);
 /* The first messages of a client. */
 void join_create(struct session *session, const struct wire_msg *msg);
 void join_join(struct session *session, const struct wire_msg *msg);
+/* The answer to lease_get: those that wait for the GPU go on, or hear why not. */
+void join_leased(struct engine *engine, const uint8_t gpu[GW_GPU_BYTES], int code,
+                 const char *text);
 /* The core's answer to a JOIN. */
 void join_reply(struct session *session, uint32_t rank, const struct wire_msg *msg);
 

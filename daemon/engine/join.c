@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Who may take part: JOB_CREATE makes the job, JOIN must know its secret; the core decides about
- * ranks and generations. Loop thread. Copies of the secret are wiped as soon as they are sent or
+ * Who may take part: JOB_CREATE makes the job, JOIN must know its secret, a rank's GPU must be
+ * leased, and known to the device; the core decides about ranks and generations. Loop thread. Copies of the secret are wiped as soon as they are sent or
  * compared.
  */
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
-#include "daemon/engine/engine.h"
 #include "daemon/engine/log.h"
+#include "daemon/engine/session_internal.h"
 
 /* The device reaches the session's pages. */
 static int lend_pages(struct session *session)
@@ -50,28 +52,47 @@ static void join(struct session *session, uint32_t rank, uint32_t world,
     engine_fault(engine, r);
 }
 
-static int make_job(struct engine *engine, const struct wire_msg *msg)
+static struct device_place place_of(const struct wire_msg *msg)
+{
+    bool create = msg->type == WIRE_JOB_CREATE;
+    struct device_place place;
+
+    memcpy(place.gpu, create ? msg->u.job_create.gpu : msg->u.join.gpu, sizeof(place.gpu));
+    return place;
+}
+
+/* ---- JOB_CREATE ------------------------------------------------------------------------------ */
+
+static int make_job(struct engine *engine, const struct wire_msg *msg, char text[GW_TEXT_MAX + 1])
 {
     struct job_config config = {
-        .kind = GW_DEVICE_HOST,
-        .device_ops = &device_host,
-        .fabric_ops = &fabric_local,
+        .kind = (enum gw_device_kind)msg->u.job_create.device,
         .world = msg->u.job_create.world,
         .join_timeout_ns = msg->u.job_create.join_timeout_ns,
         .op_timeout_ns = msg->u.job_create.op_timeout_ns,
+        .stall_report_ns = engine->options.stall_report_ns,
         .link_bytes_per_s = msg->u.job_create.link_bytes_per_s,
         .memory_max_bytes = engine->options.memory_max_bytes,
         .drop_edges = engine->options.drop_edges,
     };
+    int r;
 
-    return engine_make_job(engine, &config);
+    r = plugins_tables(engine->plugins, config.kind, &config.device_ops, &config.fabric_ops, text);
+    if (r < 0)
+        return r;
+    r = engine_make_job(engine, &config);
+    if (r < 0)
+        snprintf(text, GW_TEXT_MAX + 1, "no %s for a job",
+                 r == GW_E_DEVICE ? "working GPU" : "memory");
+    return r;
 }
 
-void join_create(struct session *session, const struct wire_msg *msg)
+/* The GPU is leased, if it is one. */
+static void create(struct session *session, const struct wire_msg *msg)
 {
     struct engine *engine = session->engine;
-    uint32_t rank = msg->u.job_create.rank, world = msg->u.job_create.world;
-    struct device_place place;
+    struct device_place place = place_of(msg);
+    char text[GW_TEXT_MAX + 1];
     int r;
 
     if (engine->job) {
@@ -79,30 +100,146 @@ void join_create(struct session *session, const struct wire_msg *msg)
                           "the job exists already: join it with its id");
         return;
     }
-    if (world == 0 || world > GW_RANKS_MAX || rank >= world) {
-        session_send_done(session, msg->request, GW_E_INVALID,
-                          "rank %u of %u ranks: a job has 1 to %u ranks, numbered from 0", rank,
-                          world, GW_RANKS_MAX);
-        return;
-    }
-    r = make_job(engine, msg);
+    r = make_job(engine, msg, text);
     if (r < 0) {
-        session_send_done(session, msg->request, r, "no memory for a job");
+        session_send_done(session, msg->request, r, "%s", text);
         return;
     }
     memcpy(engine->name, msg->u.job_create.name, sizeof(engine->name));
     if (msg->u.job_create.linger_ns != 0)
         engine->linger_ns =
             msg->u.job_create.linger_ns < 0 ? 0 : (uint64_t)msg->u.job_create.linger_ns;
-    memcpy(place.gpu, msg->u.job_create.gpu, sizeof(place.gpu));
-    join(session, rank, world, &place, msg->request);
+    join(session, msg->u.job_create.rank, msg->u.job_create.world, &place, msg->request);
+    if (session->state != SESSION_JOINED)
+        engine->linger_ns = 0; /* nobody has its id */
+}
+
+/* ---- both ------------------------------------------------------------------------------------ */
+
+/* Goes on at once on the host, else when the rank's GPU is leased. */
+static void go_on(struct session *session, const struct wire_msg *msg)
+{
+    struct device_place place = place_of(msg);
+
+    if (msg->type == WIRE_JOB_CREATE) {
+        create(session, msg);
+        return;
+    }
+    session_hear_ranks(session->engine);
+    if (session->engine->fault == 0)
+        join(session, msg->u.join.rank, msg->u.join.world, &place, msg->request);
+}
+
+static void lease_and_go_on(struct session *session, const struct wire_msg *msg)
+{
+    struct device_place place = place_of(msg);
+    char text[GW_TEXT_MAX + 1];
+    int r;
+
+    r = lease_get(session->engine, place.gpu, text);
+    if (r == 0) {
+        go_on(session, msg);
+    } else if (r != GW_E_AGAIN) {
+        session_send_done(session, msg->request, r, "%s", text);
+    } else {
+        session->asked = malloc(sizeof(*session->asked));
+        if (!session->asked) {
+            session_send_done(session, msg->request, GW_E_NOMEM, "no memory for a request");
+            return;
+        }
+        *session->asked = *msg;
+        if (msg->type == WIRE_JOIN)
+            id_wipe(session->asked->u.join.id, sizeof(session->asked->u.join.id));
+    }
+}
+
+static void answer_asked(struct session *session, int code, const char *text)
+{
+    struct wire_msg *msg = session->asked;
+
+    session->asked = NULL;
+    if (code < 0)
+        session_send_done(session, msg->request, code, "%s", text);
+    else
+        go_on(session, msg);
+    free(msg);
+}
+
+static struct session *next_asked(struct engine *engine, const uint8_t gpu[GW_GPU_BYTES])
+{
+    struct session *session;
+
+    TAILQ_FOREACH(session, &engine->sessions, link) {
+        struct device_place place;
+        if (!session->asked)
+            continue;
+        place = place_of(session->asked);
+        if (memcmp(place.gpu, gpu, sizeof(place.gpu)) == 0)
+            return session;
+    }
+    return NULL;
+}
+
+void join_leased(struct engine *engine, const uint8_t gpu[GW_GPU_BYTES], int code,
+                 const char *text)
+{
+    struct session *session;
+
+    /* From the front each time: a JOIN may close any of them. */
+    while ((session = next_asked(engine, gpu)) != NULL) {
+        session->busy = true;
+        answer_asked(session, code, text);
+        session->busy = false;
+        if (session->closed)
+            session_free(session);
+    }
+}
+
+/* False: it has its answer. */
+static bool may_ask(struct session *session, const struct wire_msg *msg)
+{
+    if (!session->asked)
+        return true;
+    session_send_done(session, msg->request, GW_E_BUSY,
+                      "this client's JOB_CREATE or JOIN is being answered: wait for that");
+    return false;
+}
+
+void join_create(struct session *session, const struct wire_msg *msg)
+{
+    struct engine *engine = session->engine;
+    uint32_t rank = msg->u.job_create.rank, world = msg->u.job_create.world;
+    char text[GW_TEXT_MAX + 1];
+
+    if (!may_ask(session, msg))
+        return;
+    if (engine->job)
+        session_send_done(session, msg->request, GW_E_STATE,
+                          "the job exists already: join it with its id");
+    else if (world == 0 || world > GW_RANKS_MAX || rank >= world)
+        session_send_done(session, msg->request, GW_E_INVALID,
+                          "rank %u of %u ranks: a job has 1 to %u ranks, numbered from 0", rank,
+                          world, GW_RANKS_MAX);
+    else if (msg->u.job_create.device == GW_DEVICE_HOST)
+        create(session, msg);
+    else if (plugins_probe(engine->plugins, text) < 0)
+        session_send_done(session, msg->request, GW_E_NO_DEVICE, "this node offers no GPU: %.450s",
+                          text);
+    else
+        lease_and_go_on(session, msg);
+}
+
+static const char *kind_text(enum gw_device_kind kind)
+{
+    return kind == GW_DEVICE_HOST ? "host memory" : "a GPU";
 }
 
 void join_join(struct session *session, const struct wire_msg *msg)
 {
     struct engine *engine = session->engine;
-    struct device_place place;
 
+    if (!may_ask(session, msg))
+        return;
     if (!engine->job) {
         session_send_done(session, msg->request, GW_E_NOT_FOUND,
                           "there is no job here yet: rank 0 must create it first");
@@ -114,10 +251,20 @@ void join_join(struct session *session, const struct wire_msg *msg)
         session_doom(session, GW_E_DENIED, "the id is not this job's");
         return;
     }
-    session_hear_ranks(engine);
-    memcpy(place.gpu, msg->u.join.gpu, sizeof(place.gpu));
-    if (engine->fault == 0)
-        join(session, msg->u.join.rank, msg->u.join.world, &place, msg->request);
+    if (job_device_lost(engine->job))
+        session_send_done(session, msg->request, GW_E_DEVICE,
+                          "a device of this job has failed (%.300s) and is not used again: start a "
+                          "new job", job_device_lost(engine->job));
+    else if (msg->u.join.device != engine->kind)
+        session_send_done(session, msg->request, GW_E_MISMATCH,
+                          "rank %u comes with %s, but the job was created with %s: all its ranks "
+                          "use GPUs, or none", msg->u.join.rank,
+                          kind_text((enum gw_device_kind)msg->u.join.device),
+                          kind_text(engine->kind));
+    else if (engine->kind == GW_DEVICE_HOST)
+        go_on(session, msg);
+    else
+        lease_and_go_on(session, msg);
 }
 
 void join_reply(struct session *session, uint32_t rank, const struct wire_msg *msg)

@@ -27,6 +27,10 @@ enum {
     OPT_OWNER,
     OPT_LINGER,
     OPT_MEMORY,
+    OPT_STALL,
+    OPT_DEVICE,
+    OPT_PLUGINS,
+    OPT_PROBE,
     OPT_HELP,
     OPT_VERSION
 };
@@ -44,6 +48,10 @@ static const char help[] =
     "  --owner-uid UID        user whose gradwired may connect, besides root and the own user\n"
     "  --linger-ns N          life after the last client (default 60 s)\n"
     "  --memory-max-bytes N   limit of all the job's memory on this node (default 0: none)\n"
+    "  --stall-report-ns N    a stall is reported after that time (default 10 s)\n"
+    "  --device WHAT          what jobs are offered: auto, host or cuda (default auto)\n"
+    "  --plugins DIR          where gradwire-cuda.so is (default: beside the engine, as installed)\n"
+    "  --probe                says how many GPUs it can offer, or why none; exit code 0 or 69\n"
     "  --version, --help\n";
 
 static const struct option long_options[] = {
@@ -54,6 +62,10 @@ static const struct option long_options[] = {
     {"owner-uid", required_argument, NULL, OPT_OWNER},
     {"linger-ns", required_argument, NULL, OPT_LINGER},
     {"memory-max-bytes", required_argument, NULL, OPT_MEMORY},
+    {"stall-report-ns", required_argument, NULL, OPT_STALL},
+    {"device", required_argument, NULL, OPT_DEVICE},
+    {"plugins", required_argument, NULL, OPT_PLUGINS},
+    {"probe", no_argument, NULL, OPT_PROBE},
     {"help", no_argument, NULL, OPT_HELP},
     {"version", no_argument, NULL, OPT_VERSION},
     {NULL, 0, NULL, 0},
@@ -93,6 +105,16 @@ static int take_option(int option, const char *text, struct engine_options *opti
         return parse_u64(text, 0, INT64_MAX, &options->linger_ns);
     case OPT_MEMORY:
         return parse_u64(text, 0, INT64_MAX, &options->memory_max_bytes);
+    case OPT_STALL:
+        return parse_u64(text, 0, INT64_MAX, &options->stall_report_ns);
+    case OPT_DEVICE:
+        return plugin_offer_parse(text, &options->offer);
+    case OPT_PLUGINS:
+        options->plugins = text;
+        return *text ? 0 : GW_E_INVALID;
+    case OPT_PROBE:
+        options->probe = true;
+        return 0;
     default:
         return GW_E_INVALID;
     }
@@ -117,13 +139,14 @@ static bool parse_options(int argc, char **argv, struct engine_options *options,
             return false;
         }
         if (take_option(option, optarg, options) < 0) {
-            fprintf(stderr, "gradwire-engine: --%s %s: not a number that fits\n",
+            fprintf(stderr, "gradwire-engine: --%s %s: not a value that fits\n",
                     long_options[index].name, optarg);
             *ret_code = EX_USAGE;
             return false;
         }
     }
-    if (optind < argc || (options->channel_fd < 0 && options->listen_fd < 0)) {
+    if (optind < argc ||
+        (!options->probe && options->channel_fd < 0 && options->listen_fd < 0)) {
         fprintf(stderr, "gradwire-engine is started by gradwired; see --help\n");
         *ret_code = EX_USAGE;
         return false;
@@ -158,6 +181,24 @@ static void raise_file_limit(void)
     (void)setrlimit(RLIMIT_NOFILE, &limit);
 }
 
+/* For gradwired, which has no CUDA in it. One line on stdout. */
+static int probe(const struct engine_options *options)
+{
+    struct plugins *plugins = NULL;
+    char text[GW_TEXT_MAX + 1] = "no memory";
+    int gpus;
+    int r;
+
+    r = plugins_open(&(struct plugins_config){options->offer, options->plugins}, &plugins);
+    gpus = r < 0 ? r : plugins_probe(plugins, text);
+    if (gpus > 0)
+        printf("%d GPU%s\n", gpus, gpus == 1 ? "" : "s");
+    else
+        printf("%s\n", text);
+    plugins_free(plugins);
+    return gpus > 0 ? EX_OK : EX_UNAVAILABLE;
+}
+
 int main(int argc, char **argv)
 {
     struct engine_options options = {.channel_fd = -1,
@@ -172,6 +213,8 @@ int main(int argc, char **argv)
 
     if (!parse_options(argc, argv, &options, &code))
         return code;
+    if (options.probe)
+        return probe(&options);
     r = take_edges(&options);
     if (r < 0) {
         fprintf(stderr, "gradwire-engine: GRADWIRE_DROP_EDGE names no ordering edge\n");

@@ -15,7 +15,7 @@
 #include <sysexits.h>
 #include <unistd.h>
 
-#include "daemon/supervisor/handles.h"
+#include "daemon/ipc/handles.h"
 #include "daemon/supervisor/rundir.h"
 #include "gradwire/errors.h"
 

@@ -20,7 +20,7 @@
 #include <sysexits.h>
 #include <unistd.h>
 
-#include "daemon/supervisor/handles.h"
+#include "daemon/ipc/handles.h"
 #include "gradwire/errors.h"
 
 #define LOCK_NAME "gradwired.lock"

@@ -28,8 +28,8 @@
 
 #include "daemon/base/tag.h"
 #include "daemon/conf/conf.h"
-#include "daemon/supervisor/handles.h"
-#include "daemon/supervisor/packet.h"
+#include "daemon/ipc/handles.h"
+#include "daemon/ipc/packet.h"
 #include "daemon/supervisor/rundir.h"
 #include "proto/shm.h"
 #include "proto/wire.h"

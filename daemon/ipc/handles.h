@@ -3,8 +3,8 @@
  * libuv handles with a life of their own: freeing a watch or an alarm ends its callbacks at once,
  * so an owner can be freed without waiting for libuv's close callbacks. Loop thread only.
  */
-#ifndef GW_SUPERVISOR_HANDLES_H
-#define GW_SUPERVISOR_HANDLES_H
+#ifndef GW_IPC_HANDLES_H
+#define GW_IPC_HANDLES_H
 
 #include <stdbool.h>
 #include <stdint.h>

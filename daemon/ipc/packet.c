@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Packets and their descriptors; keeps no state. See packet.h. */
-#include "daemon/supervisor/packet.h"
+#include "daemon/ipc/packet.h"
 
 #include <errno.h>
 #include <stdio.h>

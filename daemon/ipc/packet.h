@@ -3,8 +3,8 @@
  * Packets on SOCK_SEQPACKET sockets: one packet, its descriptors, its sender. Never blocks. Loop
  * thread only (one send buffer).
  */
-#ifndef GW_SUPERVISOR_PACKET_H
-#define GW_SUPERVISOR_PACKET_H
+#ifndef GW_IPC_PACKET_H
+#define GW_IPC_PACKET_H
 
 #include <stdbool.h>
 #include <stddef.h>

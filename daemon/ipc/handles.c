@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Owns the libuv handles of gradwired; loop thread only. See handles.h. */
-#include "daemon/supervisor/handles.h"
+/* Owns the libuv handles of gradwired or an engine; loop thread only. See handles.h. */
+#include "daemon/ipc/handles.h"
 
 #include <assert.h>
 #include <errno.h>
