@@ -55,8 +55,11 @@ int gw_group_new(gw_job *job, const uint32_t *ranks, uint32_t count, int64_t tim
     return 0;
 }
 
-static int take_buffer(const struct reply *reply, size_t size_bytes, struct gw_buffer *buffer)
+static int take_buffer(gw_job *job, const struct reply *reply, size_t size_bytes,
+                       struct gw_buffer *buffer)
 {
+    int r;
+
     if (reply->fd_count != 1 || reply->msg->u.buffer_made.bytes < size_bytes)
         return err_set(GW_E_PROTOCOL,
                        "the engine's buffer comes with %u descriptors and %llu "
@@ -64,23 +67,21 @@ static int take_buffer(const struct reply *reply, size_t size_bytes, struct gw_b
                        reply->fd_count, (unsigned long long)reply->msg->u.buffer_made.bytes,
                        size_bytes);
     buffer->id = reply->msg->u.buffer_made.buffer;
-    return map_new(reply->fds[0], size_bytes, PROT_READ | PROT_WRITE, "buffer", &buffer->map);
+    r = job->device
+            ? map_device(job->device, reply->fds[0], size_bytes,
+                         reply->msg->u.buffer_made.mapped_bytes, "buffer", &buffer->map)
+            : map_new(reply->fds[0], size_bytes, PROT_READ | PROT_WRITE, "buffer", &buffer->map);
+    buffer->data = buffer->map.base;
+    return r;
 }
 
-/* Size 0 would be a mapping that does not exist; the engine refuses it as well. */
-int gw_buffer_new(gw_job *job, size_t size_bytes, gw_buffer **ret_buffer)
+int buffer_make(gw_job *job, size_t size_bytes, gw_buffer **ret_buffer)
 {
-    struct gw_buffer *buffer;
+    struct gw_buffer *buffer = calloc(1, sizeof(*buffer));
     struct wire_msg msg;
     struct reply reply = {0};
-    int r = job_check(job);
+    int r;
 
-    if (r < 0)
-        return r;
-    if (!ret_buffer || size_bytes == 0)
-        return err_set(GW_E_INVALID, "%s",
-                       ret_buffer ? "a buffer of 0 bytes was asked for" : "ret_buffer is NULL");
-    buffer = calloc(1, sizeof(*buffer));
     if (!buffer)
         return err_set(GW_E_NOMEM, "no memory for a buffer's handle");
     buffer->job = job;
@@ -91,18 +92,38 @@ int gw_buffer_new(gw_job *job, size_t size_bytes, gw_buffer **ret_buffer)
     r = job_request(job, &msg, WIRE_BUFFER_MADE, CHANNEL_PARK_SAME, clock_deadline(job->timeout_ns),
                     &reply);
     if (r == 0)
-        r = take_buffer(&reply, size_bytes, buffer);
+        r = take_buffer(job, &reply, size_bytes, buffer);
     reply_free(&job->channel, &reply);
     if (r < 0) {
         free(buffer);
         return err_prefix(r, "a buffer of %zu bytes", size_bytes);
     }
+    *ret_buffer = buffer;
+    return 0;
+}
+
+void buffer_keep(gw_job *job, gw_buffer *buffer)
+{
     pthread_mutex_lock(&job->lock);
     buffer->next = job->buffers;
     job->buffers = buffer;
     pthread_mutex_unlock(&job->lock);
-    *ret_buffer = buffer;
-    return 0;
+}
+
+/* Size 0 would be a mapping that does not exist; the engine refuses it as well. */
+int gw_buffer_new(gw_job *job, size_t size_bytes, gw_buffer **ret_buffer)
+{
+    int r = job_check(job);
+
+    if (r < 0)
+        return r;
+    if (!ret_buffer || size_bytes == 0)
+        return err_set(GW_E_INVALID, "%s",
+                       ret_buffer ? "a buffer of 0 bytes was asked for" : "ret_buffer is NULL");
+    r = buffer_make(job, size_bytes, ret_buffer);
+    if (r == 0)
+        buffer_keep(job, *ret_buffer);
+    return r;
 }
 
 /* An op that has not reached its slot yet may still read or write the buffer. Lock held. */
@@ -157,6 +178,8 @@ static int check_unused(gw_job *job, const struct gw_buffer *buffer)
 
     pthread_mutex_lock(&job->lock);
     user = user_of(job, buffer->id);
+    if (user == 0 && buffer->copied_out > 0 && !import_copied(job, buffer->copied_out))
+        user = buffer->copied_out;
     pthread_mutex_unlock(&job->lock);
     if (user > 0)
         return err_set(GW_E_BUSY, "op %llu still uses the buffer; wait for its token first",
@@ -192,7 +215,7 @@ void *gw_buffer_data(gw_buffer *buffer)
 {
     if (!buffer || atomic_load(&buffer->job->guard.forked))
         return NULL; /* not mapped in a forked child */
-    return buffer->map.base;
+    return buffer->data;
 }
 
 size_t gw_buffer_size(const gw_buffer *buffer)

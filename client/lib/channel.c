@@ -164,6 +164,34 @@ int channel_put(struct channel *channel, const struct wire_msg *msg)
     return keep(channel, bytes);
 }
 
+/* Entries that cannot be completed can never be sent, nor those after them. Lock held. */
+static int stamp_batch(struct channel *channel)
+{
+    uint32_t first = channel->stamped;
+    int r;
+
+    if (!channel->stamp || first == channel->batch_count)
+        return 0;
+    if (atomic_load(&channel->dead))
+        return channel_error(channel);
+    r = channel->stamp(channel->stamp_job, channel->batch + first, channel->batch_count - first);
+    if (r < 0)
+        channel_die(channel, r, gw_last_error());
+    else
+        channel->stamped = channel->batch_count;
+    return r;
+}
+
+int channel_stamp(struct channel *channel)
+{
+    int r;
+
+    pthread_mutex_lock(&channel->lock);
+    r = stamp_batch(channel);
+    pthread_mutex_unlock(&channel->lock);
+    return r;
+}
+
 /* The batch stays as it is if it cannot go out now. */
 int channel_put_batch(struct channel *channel)
 {
@@ -172,13 +200,16 @@ int channel_put_batch(struct channel *channel)
 
     if (channel->batch_count == 0)
         return 0;
+    r = stamp_batch(channel);
+    if (r < 0)
+        return r;
     memset(&msg, 0, sizeof(msg));
     msg.type = WIRE_READY;
     msg.u.ready.count = channel->batch_count;
     msg.u.ready.entries = channel->batch;
     r = channel_put(channel, &msg);
     if (r == 0)
-        channel->batch_count = 0;
+        channel->batch_count = channel->stamped = 0;
     return r;
 }
 

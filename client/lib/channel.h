@@ -62,7 +62,10 @@ struct channel {
     struct request *requests;
     struct packet *first, *last;
     size_t pending_bytes;
-    uint32_t batch_count;
+    /* Completes entries when they are sent, those of one call alike; NULL: they are complete. */
+    int (*stamp)(void *stamp_job, struct wire_ready_entry *entries, uint32_t count);
+    void *stamp_job;
+    uint32_t batch_count, stamped; /* stamped: the first ones of the batch */
     struct wire_ready_entry batch[GW_READY_PER_FRAME];
     uint8_t out[GW_FRAME_MAX];
     uint8_t in[GW_FRAME_MAX];
@@ -78,6 +81,8 @@ int channel_error(struct channel *channel);
 int channel_send(struct channel *channel, const struct wire_msg *msg);
 /* One READY entry into the batch; `flush` sends it at once (a bucket is complete). */
 int channel_ready(struct channel *channel, const struct wire_ready_entry *entry, bool flush);
+/* Stamps what is in the batch now. An error has ended the channel. */
+int channel_stamp(struct channel *channel);
 /* Sends what is batched or pending as far as the socket takes it; true: nothing is left. */
 bool channel_flush(struct channel *channel);
 /* Flushes and reads what is there, without blocking: notices a dead engine. */

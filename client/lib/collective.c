@@ -95,6 +95,10 @@ static int check_call(const gw_job *job, struct call *call, const struct gw_op_o
                        strlen(options->name), GW_LABEL_MAX);
     if (!isfinite((float)options->scale))
         return err_set(GW_E_INVALID, "scale %g is not a finite fp32 number", options->scale);
+    if (options->order > GW_ORDER_FABRIC || (options->order == GW_ORDER_FABRIC && !job->device))
+        return err_set(GW_E_INVALID,
+                       "order = %u: exact (0) everywhere, fabric (1) with GPUs, no other",
+                       options->order);
     r = find_member(job, options->group, job->rank, &size, &member);
     if (r == 0 && call->kind == WIRE_OP_BROADCAST)
         r = find_member(job, options->group, call->root, &size, &root);
@@ -124,6 +128,7 @@ static void fill(struct wire_op *op, const struct call *call, const struct gw_op
     op->root = call->root;
     op->count = call->count;
     op->scale = options->scale == 0 ? 1 : options->scale;
+    op->order = options->order;
     op->send_buffer = call->send_count ? call->send.buffer->id : 0;
     op->send_offset = call->send_count ? call->send.offset : 0;
     op->recv_buffer = call->recv_count ? call->recv.buffer->id : 0;
@@ -146,7 +151,9 @@ static int send_op(gw_job *job, struct wire_msg *msg)
                        "op %llu is not done and %u came after it; wait for its token first",
                        (unsigned long long)slot->sequence, GW_OPS_IN_FLIGHT - 1);
     msg->u.op.sequence = sequence;
-    r = channel_send(&job->channel, msg);
+    r = job->order.ops->mark(job, &msg->u.op.after);
+    if (r == 0)
+        r = channel_send(&job->channel, msg);
     if (r < 0)
         return r;
     *slot = (struct job_op){.sequence = sequence,
@@ -162,6 +169,7 @@ static int submit(gw_job *job, struct call *call, const struct gw_op_options *op
                   struct gw_token *ret_token)
 {
     struct gw_op_options o = {0};
+    struct gw_token token;
     struct wire_msg msg;
     int r = job_check(job);
 
@@ -175,14 +183,19 @@ static int submit(gw_job *job, struct call *call, const struct gw_op_options *op
     r = check_call(job, call, &o, ret_token);
     if (r == 0) {
         fill(&msg.u.op, call, &o);
-        r = send_op(job, &msg);
+        r = import_copy_in(job, &call->send, call->send_count);
     }
+    if (r == 0)
+        r = send_op(job, &msg);
+    token =
+        (struct gw_token){.timeline = GW_TIMELINE(GW_TL_OP, msg.u.op.sequence % GW_OPS_IN_FLIGHT),
+                          .value = msg.u.op.sequence};
+    if (r == 0)
+        r = import_copy_out(job, &call->recv, call->recv_count, msg.u.op.sequence, &token);
     pthread_mutex_unlock(&job->lock);
     if (r < 0)
         return o.name && strlen(o.name) <= GW_LABEL_MAX ? err_prefix(r, "op \"%s\"", o.name) : r;
-    *ret_token =
-        (struct gw_token){.timeline = GW_TIMELINE(GW_TL_OP, msg.u.op.sequence % GW_OPS_IN_FLIGHT),
-                          .value = msg.u.op.sequence};
+    *ret_token = token;
     return 0;
 }
 

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "client/lib/device.h"
 #include "daemon/base/error.h"
 #include "gradwire/gradwire.h"
 
@@ -38,6 +39,11 @@ int err_prefix(int code, const char *format, ...)
     vsnprintf(prefix, sizeof(prefix), format, arguments);
     va_end(arguments);
     return err_set(code, "%s: %s", prefix, last_error);
+}
+
+int gw_private_error(int code, const char *new_text)
+{
+    return err_set(code, "%s", new_text);
 }
 
 const char *gw_last_error(void)

@@ -7,8 +7,6 @@
 #include "client/lib/wait.h"
 #include "client/lib/zero.h"
 
-#define OFFSET_TRIES 1000
-
 static const char *unit_name(const struct zero *zero, uint32_t unit)
 {
     return zero->view.names + zero->view.units[unit].name_at;
@@ -24,14 +22,19 @@ static int enter(gw_job *job, uint32_t unit, struct zero **ret_zero)
     return r;
 }
 
+/* A release comes after the reads before it. A fetch depends on nothing that the caller does, and
+ * would be late if it waited for work that it could overlap. */
 static int send_unit(gw_job *job, uint16_t type, uint32_t unit)
 {
     struct wire_msg msg;
+    int r = 0;
 
     memset(&msg, 0, sizeof(msg));
     msg.type = type;
     msg.u.unit.unit = unit;
-    return channel_send(&job->channel, &msg);
+    if (type == WIRE_RELEASE)
+        r = job->order.ops->mark(job, &msg.u.unit.after);
+    return r < 0 ? r : channel_send(&job->channel, &msg);
 }
 
 /* Message and count change together under the lock, so that the n-th FETCH on the socket is the
@@ -56,26 +59,11 @@ int gw_fetch(gw_job *job, uint32_t unit, struct gw_token *ret_token)
     return r;
 }
 
-/* A slot's offset and word belong together only if the word is the same before and after. */
-static uint64_t slot_offset(const struct gw_shm_slot *slot, uint64_t *ret_value)
-{
-    uint64_t before = 0, offset = 0;
-
-    for (int i = 0; i < OFFSET_TRIES; i++) {
-        before = atomic_load_explicit(&slot->value, memory_order_acquire);
-        offset = __atomic_load_n(&slot->offset, __ATOMIC_ACQUIRE);
-        if (atomic_load_explicit(&slot->value, memory_order_relaxed) == before)
-            break;
-    }
-    *ret_value = before;
-    return offset;
-}
-
 /* In order behind the fetch it ends: the engine counts alike. */
 int gw_release(gw_job *job, uint32_t unit)
 {
     struct zero *zero = NULL;
-    uint64_t value = 0;
+    uint64_t offset = 0;
     int r = enter(job, unit, &zero);
 
     if (r < 0)
@@ -86,28 +74,51 @@ int gw_release(gw_job *job, uint32_t unit)
                     unit_name(zero, unit));
     if (r == 0)
         r = send_unit(job, WIRE_RELEASE, unit);
-    if (r == 0 && ++zero->releases[unit] == zero->fetches[unit])
-        guard_unit(job, zero, unit, slot_offset(&zero->unit_slots[unit], &value), false);
+    if (r == 0 && ++zero->releases[unit] == zero->fetches[unit] && job->debug_guard) {
+        (void)job->order.ops->place(job, &zero->unit_slots[unit], 0, &offset);
+        guard_unit(job, zero, unit, offset, false);
+    }
     pthread_mutex_unlock(&job->lock);
     return r;
 }
 
-/* Where the parameter's values are now. Lock held. */
-static int locate(const gw_job *job, const struct zero *zero, uint32_t param,
+static int check_fetched(gw_job *job, const struct zero *zero, uint32_t param,
+                         uint64_t *ret_fetch)
+{
+    uint32_t unit = zero->view.params[param].unit;
+    int r = 0;
+
+    pthread_mutex_lock(&job->lock);
+    *ret_fetch = zero->releases[unit] + 1;
+    if (zero->fetches[unit] == zero->releases[unit])
+        r = err_set(GW_E_STATE, "unit %s of parameter %s is not fetched; call gw_fetch first",
+                    unit_name(zero, unit), zero_param_name(zero, param));
+    pthread_mutex_unlock(&job->lock);
+    return r;
+}
+
+/* Where the parameter's values are, or will be when the fetch's token is reached. Without the lock:
+ * the place may have to be waited for. */
+static int locate(gw_job *job, const struct zero *zero, uint32_t param, uint64_t fetch_count,
                   const float **ret_values, uint64_t *ret_pool_offset)
 {
     const struct gw_layout_param *p = &zero->view.params[param];
     const struct gw_layout_fetch_unit *fetch =
         &zero->view.fetch_units[zero->view.units[p->unit].fetch_unit];
-    uint64_t served = 0, offset = slot_offset(&zero->unit_slots[p->unit], &served);
+    uint64_t offset = 0;
+    int r = 0;
 
-    if (zero->fetches[p->unit] == zero->releases[p->unit])
-        return err_set(GW_E_STATE, "unit %s of parameter %s is not fetched; call gw_fetch first",
-                       unit_name(zero, p->unit), zero_param_name(zero, param));
-    if (served <= zero->releases[p->unit] && !job_edge_dropped(job, JOB_EDGE_GATHERED))
+    /* Outside a pool the place is known; only on the host does the caller have to be behind it. */
+    if (zero->pool.base || !job->order.ops->streams)
+        r = job->order.ops->place(job, &zero->unit_slots[p->unit], fetch_count, &offset);
+    if (r == GW_E_AGAIN && job_edge_dropped(job, JOB_EDGE_GATHERED))
+        r = 0;
+    if (r == GW_E_AGAIN)
         return err_set(GW_E_STATE,
                        "unit %s of parameter %s is still being fetched; wait for gw_fetch's token",
                        unit_name(zero, p->unit), zero_param_name(zero, param));
+    if (r < 0)
+        return r;
     if (!zero->pool.base) {
         *ret_values = (const float *)(const void *)zero->params_view.base + p->offset;
         return 0;
@@ -127,7 +138,7 @@ int gw_param_ptr(gw_job *job, uint32_t param, const float **ret_values)
 {
     static const float nothing;
     struct zero *zero = NULL;
-    uint64_t pool_offset = 0;
+    uint64_t pool_offset = 0, fetch_count = 0;
     int r = zero_enter(job, &zero);
 
     if (r == 0)
@@ -140,10 +151,13 @@ int gw_param_ptr(gw_job *job, uint32_t param, const float **ret_values)
         *ret_values = &nothing;
         return 0;
     }
-    pthread_mutex_lock(&job->lock);
-    r = locate(job, zero, param, ret_values, &pool_offset);
+    r = check_fetched(job, zero, param, &fetch_count);
     if (r == 0)
-        guard_unit(job, zero, zero->view.params[param].unit, pool_offset, true);
+        r = locate(job, zero, param, fetch_count, ret_values, &pool_offset);
+    if (r < 0)
+        return r;
+    pthread_mutex_lock(&job->lock);
+    guard_unit(job, zero, zero->view.params[param].unit, pool_offset, true);
     pthread_mutex_unlock(&job->lock);
-    return r;
+    return 0;
 }

@@ -103,26 +103,35 @@ static uint32_t slot_tokens(const struct ledger *ledger, struct gw_token *tokens
     return count;
 }
 
+/* A new slot, or with `launched` one of ours that is about to be free. */
+struct grant {
+    uint32_t slot;
+    bool launched;
+};
+
 /* Asks the engine, which answers when a slot is free or grants a new one. Without the lock. */
 static int ask_slot(gw_job *job, const struct zero *zero, uint32_t bucket, int64_t deadline,
-                    uint32_t *ret_slot)
+                    struct grant *ret_grant)
 {
     struct reply reply = {0};
+    struct grant grant;
     struct wire_msg msg;
-    uint32_t slot;
     int r;
 
     memset(&msg, 0, sizeof(msg));
     msg.type = WIRE_ACQUIRE;
     msg.u.acquire.bucket = bucket;
+    msg.u.acquire.ordered = job->order.ops->streams;
     r = job_request(job, &msg, WIRE_ACQUIRED, CHANNEL_PARK_ANY, deadline, &reply);
     if (r < 0)
         return r;
-    slot = reply.msg->u.acquired.slot;
+    grant.slot = reply.msg->u.acquired.slot;
+    grant.launched = reply.msg->u.acquired.launched;
     reply_free(&job->channel, &reply);
-    if (slot != GW_NO_SLOT && slot < zero->options.ring_slots)
-        return err_set(GW_E_PROTOCOL, "the engine granted slot %u, which cannot be", slot);
-    *ret_slot = slot;
+    if (grant.launched ? !job->order.ops->streams
+                       : grant.slot != GW_NO_SLOT && grant.slot < zero->options.ring_slots)
+        return err_set(GW_E_PROTOCOL, "the engine granted slot %u, which cannot be", grant.slot);
+    *ret_grant = grant;
     return 0;
 }
 
@@ -157,18 +166,21 @@ static int map_overflow(gw_job *job, struct zero *zero, uint32_t bucket, int64_t
 
 /* A granted slot is for the bucket that asked, as the engine counts it; if that has closed its
  * contribution meanwhile, the slot is simply free. Lock held. */
-static int take_grant(struct zero *zero, uint32_t bucket, uint32_t slot)
+static int take_grant(struct zero *zero, uint32_t bucket, struct grant grant)
 {
-    if (ledger_slot_add(zero->ledger, slot) < 0)
-        return err_set(GW_E_PROTOCOL, "the engine granted slot %u out of turn", slot);
-    ledger_slot_give(zero->ledger, bucket, slot);
+    int r = grant.launched ? ledger_slot_reuse(zero->ledger, bucket, grant.slot)
+                           : ledger_slot_add(zero->ledger, grant.slot);
+
+    if (r < 0)
+        return err_set(GW_E_PROTOCOL, "the engine granted slot %u out of turn", grant.slot);
+    ledger_slot_give(zero->ledger, bucket, grant.slot);
     return 0;
 }
 
 /* One thread asks at a time. Lock held on entry and return. */
 static int wait_slot_free(gw_job *job, struct zero *zero, uint32_t bucket, int64_t deadline)
 {
-    uint32_t slot = GW_NO_SLOT;
+    struct grant grant = {.slot = GW_NO_SLOT};
     int r;
 
     if (zero->acquiring)
@@ -177,13 +189,13 @@ static int wait_slot_free(gw_job *job, struct zero *zero, uint32_t bucket, int64
     if (!zero->asked)
         zero->asked_bucket = bucket;
     pthread_mutex_unlock(&job->lock);
-    r = ask_slot(job, zero, bucket, deadline, &slot);
+    r = ask_slot(job, zero, bucket, deadline, &grant);
     pthread_mutex_lock(&job->lock);
     zero->acquiring = false;
     zero->asked = r == GW_E_TIMEOUT;
     pthread_cond_broadcast(&job->cond);
-    if (r == 0 && slot != GW_NO_SLOT)
-        r = take_grant(zero, zero->asked_bucket, slot);
+    if (r == 0 && grant.slot != GW_NO_SLOT)
+        r = take_grant(zero, zero->asked_bucket, grant);
     return r;
 }
 
@@ -235,24 +247,25 @@ static int acquire_ring(gw_job *job, struct zero *zero, const struct target *t, 
     return r;
 }
 
-/* ---- full gradient buffer -------------------------------------------------------------------- */
+/* ---- the memory's last reader ---------------------------------------------------------------- */
 
-static int acquire_full(gw_job *job, struct zero *zero, const struct target *t, int64_t deadline)
+/* Of a ring slot on the host this is over already. */
+static int wait_reader(gw_job *job, struct zero *zero, const struct target *t, int64_t deadline)
 {
-    struct wait_time time;
-    struct gw_token token;
-    size_t index = 0;
+    struct wait_time time = {0};
+    struct gw_token token = {0};
+    uint32_t bucket = 0;
     int r;
 
     if (job_edge_dropped(job, JOB_EDGE_BUFFER_CONSUMED))
         return 0;
     pthread_mutex_lock(&job->lock);
-    token = zero_token(GW_TIMELINE(GW_TL_BUCKET, t->layout->bucket),
-                       zero->ledger->buckets[t->layout->bucket].count);
+    /* Pieces of a bucket whose contribution is closed are refused before, so in a full buffer the
+     * count is that of the earlier micro-steps: the memory's last readers. */
+    token.value = ledger_slot_after(zero->ledger, t->layout->bucket, &bucket);
+    token.timeline = GW_TIMELINE(GW_TL_BUCKET, bucket);
     pthread_mutex_unlock(&job->lock);
-    /* Pieces of a bucket whose contribution is closed are refused before, so the count is that of
-     * the earlier micro-steps: the memory's last readers. */
-    r = wait_tokens(job, &token, 1, false, deadline, &index, &time);
+    r = job->order.ops->wait(job, token, deadline, &time);
     if (r == 0)
         wait_record(job, &token, 1, time);
     if (job_deadline_passed(job, &r)) {
@@ -301,9 +314,10 @@ static int acquire(gw_job *job, struct zero *zero, const struct target *t, int64
 {
     int r = check_acquire(job, zero, t);
 
+    if (r == 0 && zero->ledger->ring)
+        r = acquire_ring(job, zero, t, deadline);
     if (r == 0)
-        r = zero->ledger->ring ? acquire_ring(job, zero, t, deadline)
-                               : acquire_full(job, zero, t, deadline);
+        r = wait_reader(job, zero, t, deadline);
     if (r < 0)
         return r;
     pthread_mutex_lock(&job->lock);
@@ -366,6 +380,7 @@ static int declare(gw_job *job, struct zero *zero, const struct target *t,
     if (r < 0)
         return r;
     entry->slot = zero->ledger->ring ? zero->ledger->buckets[bucket].slot : GW_NO_SLOT;
+    job->order.ops->declared(job);
     r = channel_ready(&job->channel, entry, ledger_completes(zero->ledger, t->index));
     if (r < 0)
         return r;
@@ -388,9 +403,9 @@ int gw_grad_ready(gw_job *job, uint32_t param, uint32_t piece, uint32_t flags,
         return r;
     if (flags & ~(uint32_t)(GW_GRAD_ACCUMULATE | GW_GRAD_RUNNING))
         return err_set(GW_E_INVALID, "flags 0x%x hold unknown bits", flags);
-    if (token_count > GW_READY_TOKENS || (token_count > 0 && !tokens))
+    if (token_count > job->order.ops->tokens_max || (token_count > 0 && !tokens))
         return err_set(GW_E_INVALID, "%zu tokens; at most %u, and not NULL", token_count,
-                       GW_READY_TOKENS);
+                       job->order.ops->tokens_max);
     r = fill_tokens(job, &entry, tokens, token_count);
     if (r < 0)
         return r;
@@ -421,7 +436,13 @@ int gw_grad_put_sync(gw_job *job, uint32_t param, const float *values, uint32_t 
             r = acquire(job, zero, &target, deadline, &memory);
         if (r < 0)
             break;
-        memcpy(memory, values + target.layout->param_offset, target.layout->numel * sizeof(float));
+        r = job->order.ops->copy_in(job, memory, values + target.layout->param_offset,
+                                    target.layout->numel * sizeof(float), deadline);
+        if (job_deadline_passed(job, &r))
+            err_set(r, "the copy of %s was not done before the deadline",
+                    zero_param_name(zero, param));
+        if (r < 0)
+            break;
         atomic_fetch_add(&zero->copied_in_bytes, target.layout->numel * sizeof(float));
         r = gw_grad_ready(job, param, piece, flags, NULL, 0);
     }

@@ -44,8 +44,13 @@ int job_failure(gw_job *job)
     char text[GW_TEXT_MAX + 1];
     int code = atomic_load_explicit(&job->engine->error, memory_order_acquire);
 
-    if (code == 0)
-        return channel_error(&job->channel);
+    if (code == 0) {
+        code = channel_error(&job->channel);
+        if (code < 0)
+            job->order.ops->release(job);
+        return code;
+    }
+    job->order.ops->release(job);
     memcpy(text, job->engine->failure.text, sizeof(text));
     text[GW_TEXT_MAX] = 0;
     if (code > 0 || code <= GW_ERROR_LAST)
@@ -112,7 +117,7 @@ static uint32_t edges_from_environment(void)
 }
 
 /* A handle that gw_job_close takes, whatever else comes to pass. */
-static int job_new(gw_job **ret_job)
+static int job_new(struct gw_device *device, gw_job **ret_job)
 {
     gw_job *job = calloc(1, sizeof(*job));
     const char *debug = secure_getenv("GRADWIRE_DEBUG");
@@ -122,16 +127,20 @@ static int job_new(gw_job **ret_job)
     if (!job)
         return err_set(GW_E_NOMEM, "no memory for a job's handle");
     job->doorbell = job->event = job->epoll = -1;
-    job->debug_guard = debug && !strcmp(debug, "guard");
+    job->debug_guard = debug && !strcmp(debug, "guard") && !device; /* pages of the host */
     job->dropped_edges = edges_from_environment();
     job->groups = calloc(GW_GROUPS_MAX, sizeof(*job->groups));
-    r = job->groups ? channel_init(&job->channel, &job->guard)
-                    : err_set(GW_E_NOMEM, "no memory for a job's groups");
+    job->device = device;
+    r = job->groups ? order_init(job) : err_set(GW_E_NOMEM, "no memory for a job's groups");
+    if (r == 0)
+        r = channel_init(&job->channel, &job->guard);
     if (r < 0) {
         free(job->groups);
         free(job);
         return r;
     }
+    if (device)
+        atomic_fetch_add(&device->jobs, 1);
     pthread_mutex_init(&job->lock, NULL);
     pthread_condattr_init(&attr);
     pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
@@ -166,14 +175,34 @@ static void leave(gw_job *job)
     }
 }
 
+/* Streams of a GPU may still hold waits and raises of ours, or be about to read our memory: they
+ * are given a second before the job is left, and one more when nothing holds them. */
+static void leave_device(gw_job *job)
+{
+    bool quiet;
+
+    if (!job->device) {
+        leave(job);
+        return;
+    }
+    quiet = order_quiet(job, false);
+    leave(job);
+    if (!quiet)
+        quiet = order_quiet(job, true);
+    order_close(job, quiet);
+}
+
 gw_job *gw_job_close(gw_job *job)
 {
     if (!job || atomic_load(&job->guard.forked))
         return NULL; /* a child's copy: its locks may be held by threads that do not exist here */
-    leave(job);
+    leave_device(job);
     event_close(job);
     zero_close(job);
     collective_close(job);
+    if (job->device)
+        atomic_fetch_sub(&job->device->jobs, 1);
+    order_deinit(job);
     channel_deinit(&job->channel);
     fork_fd_close(&job->guard, &job->doorbell);
     map_free(&job->client_map);
@@ -203,6 +232,11 @@ static int check_options(struct gw_job_options *o)
     if (o->name && strlen(o->name) > GW_LABEL_MAX)
         return err_set(GW_E_INVALID, "the job's name has %zu bytes, at most %u are allowed",
                        strlen(o->name), GW_LABEL_MAX);
+    if (o->device && o->device->ops->version != GW_DEVICE_TABLE)
+        return err_set(GW_E_VERSION,
+                       "libgradwire-cuda's table has version %u, libgradwire needs %u; install "
+                       "both of one release",
+                       o->device->ops->version, GW_DEVICE_TABLE);
     o->timeout_ns = o->timeout_ns ? o->timeout_ns : TIMEOUT_DEFAULT_NS;
     o->join_timeout_ns = o->join_timeout_ns ? o->join_timeout_ns : JOIN_DEFAULT_NS;
     o->op_timeout_ns = o->op_timeout_ns ? o->op_timeout_ns : OP_DEFAULT_NS;
@@ -217,8 +251,9 @@ static void tag_of(const struct gw_job_id *id, uint8_t ret_tag[GW_TAG_BYTES])
 }
 
 /* From here on texts name the job by its tag, never by its id. */
-static int take_joined(gw_job *job, const struct wire_msg *msg)
+static int take_joined(gw_job *job, const struct reply *reply)
 {
+    const struct wire_msg *msg = reply->msg;
     uint8_t tag[GW_TAG_BYTES];
 
     job->id.size_bytes = msg->u.joined.id_bytes;
@@ -234,7 +269,11 @@ static int take_joined(gw_job *job, const struct wire_msg *msg)
     for (uint32_t i = 0; i < job->world; i++)
         job->groups[GW_GROUP_WORLD].ranks[i] = i;
     job->groups[GW_GROUP_WORLD].count = job->world;
-    return 0;
+    if (msg->u.joined.device != (job->device ? job->device->ops->kind : GW_DEVICE_HOST) ||
+        reply->fd_count != (job->device ? 1 : 0))
+        return err_set(GW_E_PROTOCOL, "the engine took rank %u for one of another device",
+                       job->rank);
+    return job->device ? order_start(job, reply->fds[0]) : 0;
 }
 
 static void create_message(const struct gw_job_options *o, struct wire_msg *msg)
@@ -248,6 +287,26 @@ static void create_message(const struct gw_job_options *o, struct wire_msg *msg)
     msg->u.job_create.link_bytes_per_s = o->link_bytes_per_s;
     snprintf(msg->u.job_create.name, sizeof(msg->u.job_create.name), "%.*s", (int)GW_LABEL_MAX,
              o->name && o->name[0] ? o->name : program_invocation_short_name);
+    if (o->device) {
+        msg->u.job_create.device = o->device->ops->kind;
+        msg->u.job_create.gpu_bytes = GW_GPU_BYTES;
+        memcpy(msg->u.job_create.gpu, o->device->gpu, GW_GPU_BYTES);
+    }
+}
+
+static void join_message(const struct gw_job_options *o, const struct gw_job_id *id,
+                         struct wire_msg *msg)
+{
+    msg->type = WIRE_JOIN;
+    msg->u.join.rank = o->rank;
+    msg->u.join.world = o->world;
+    msg->u.join.id_bytes = id->size_bytes;
+    memcpy(msg->u.join.id, id->bytes, id->size_bytes);
+    if (o->device) {
+        msg->u.join.device = o->device->ops->kind;
+        msg->u.join.gpu_bytes = GW_GPU_BYTES;
+        memcpy(msg->u.join.gpu, o->device->gpu, GW_GPU_BYTES);
+    }
 }
 
 /* Both ways into a job: the same handshake, then one request that differs. The message holds the
@@ -267,7 +326,7 @@ static int start(const struct gw_job_options *options, const struct gw_job_id *i
     if (r == 0)
         r = check_options(&o);
     if (r == 0)
-        r = job_new(&job);
+        r = job_new(o.device, &job);
     if (r < 0)
         return r;
     job->rank = o.rank;
@@ -275,15 +334,11 @@ static int start(const struct gw_job_options *options, const struct gw_job_id *i
     job->timeout_ns = o.timeout_ns;
     deadline = clock_deadline(o.timeout_ns);
     memset(&msg, 0, sizeof(msg));
-    create_message(&o, &msg);
     if (id) {
         tag_of(id, tag);
-        msg.type = WIRE_JOIN;
-        memset(&msg.u, 0, sizeof(msg.u));
-        msg.u.join.rank = o.rank;
-        msg.u.join.world = o.world;
-        msg.u.join.id_bytes = id->size_bytes;
-        memcpy(msg.u.join.id, id->bytes, id->size_bytes);
+        join_message(&o, id, &msg);
+    } else {
+        create_message(&o, &msg);
     }
     r = connect_path(job, o.socket_path);
     if (r == 0)
@@ -291,7 +346,7 @@ static int start(const struct gw_job_options *options, const struct gw_job_id *i
     if (r == 0)
         r = channel_request(&job->channel, &msg, WIRE_JOINED, CHANNEL_PARK_NONE, deadline, &reply);
     if (r == 0)
-        r = take_joined(job, reply.msg);
+        r = take_joined(job, &reply);
     sodium_memzero(&msg, sizeof(msg));
     if (reply.msg)
         sodium_memzero(&reply.msg->u, sizeof(reply.msg->u));

@@ -13,6 +13,7 @@
 
 #include "client/lib/channel.h"
 #include "client/lib/map.h"
+#include "client/lib/order.h"
 #include "client/lib/split.h"
 #include "gradwire/gradwire.h"
 #include "proto/shm.h"
@@ -42,7 +43,10 @@ struct job_op {
 struct gw_buffer {
     gw_job *job;
     struct gw_buffer *next;
-    struct map map;
+    struct map map; /* the service's memory; none for imported memory */
+    void *data;     /* what the caller knows: the mapping, or its own device memory */
+    bool staged;    /* data is copied to and from map */
+    uint64_t copied_out; /* staged: last op whose result is copied from it */
     uint32_t id;
     size_t size_bytes;
 };
@@ -57,6 +61,7 @@ struct gw_job {
     char socket_path[108];
     uint32_t dropped_edges;
     bool debug_guard;
+    struct gw_device *device; /* NULL: host */
     struct map client_map, engine_map;
     struct gw_client_page *page;
     const struct gw_engine_page *engine;
@@ -64,6 +69,8 @@ struct gw_job {
     struct channel channel;
     atomic_uint timelines; /* own ones handed out */
     struct split split;    /* has its own lock */
+    struct order order;    /* likewise */
+    atomic_uint_fast64_t staged_bytes;
 
     pthread_mutex_t lock;
     pthread_cond_t cond; /* CLOCK_MONOTONIC */
@@ -81,7 +88,8 @@ struct gw_job {
  * child's). check: and the job has not failed. */
 int job_enter(const gw_job *job);
 int job_check(gw_job *job);
-/* 0, or the job's failure: the engine page's error word with its text, or the dead channel. */
+/* 0, or the job's failure: the engine page's error word with its text, or the dead channel. Streams
+ * that wait for the job go on then. */
 int job_failure(gw_job *job);
 /* Of a wait that ended with r. True: the caller's deadline passed, and no text is set. A failed
  * job's error may be GW_E_TIMEOUT too (an op's deadline); its text names the op and who is missing,

@@ -103,14 +103,21 @@ void ledger_acquire(struct ledger *ledger, uint32_t piece)
 
 static void close_contribution(struct ledger *ledger, struct ledger_bucket *bucket)
 {
+    struct ledger_slot *slot;
+
     bucket->closed = true;
     bucket->count++;
     if (bucket->slot == GW_NO_SLOT)
         return;
-    ledger->slots[bucket->slot].filling = false;
-    /* A slot of which nothing was declared is unknown to the engine: it is free at once. */
-    if (bucket->declared > 0)
-        ledger->slots[bucket->slot].until = bucket->count;
+    slot = &ledger->slots[bucket->slot];
+    slot->filling = false;
+    /* A slot of which nothing was declared is unknown to the engine: it is as it was before. */
+    if (bucket->declared > 0) {
+        slot->until = bucket->count;
+    } else {
+        slot->bucket = slot->after_bucket;
+        slot->until = slot->after;
+    }
     bucket->slot = GW_NO_SLOT;
 }
 
@@ -191,8 +198,32 @@ void ledger_slot_give(struct ledger *ledger, uint32_t bucket, uint32_t slot)
 
     if (b->closed || b->slot != GW_NO_SLOT || ledger->slots[slot].filling)
         return;
-    ledger->slots[slot] = (struct ledger_slot){.filling = true, .bucket = bucket};
+    ledger->slots[slot] = (struct ledger_slot){.filling = true,
+                                               .bucket = bucket,
+                                               .after_bucket = ledger->slots[slot].bucket,
+                                               .after = ledger->slots[slot].until};
     b->slot = slot;
+}
+
+int ledger_slot_reuse(struct ledger *ledger, uint32_t bucket, uint32_t slot)
+{
+    if (slot >= ledger->slot_count)
+        return GW_E_LIMIT;
+    ledger_slot_give(ledger, bucket, slot);
+    return 0;
+}
+
+uint64_t ledger_slot_after(const struct ledger *ledger, uint32_t bucket, uint32_t *ret_bucket)
+{
+    const struct ledger_bucket *b = &ledger->buckets[bucket];
+
+    *ret_bucket = bucket;
+    if (!ledger->ring)
+        return b->count; /* contributions before: the same memory */
+    if (b->slot == GW_NO_SLOT)
+        return 0;
+    *ret_bucket = ledger->slots[b->slot].after_bucket;
+    return ledger->slots[b->slot].after;
 }
 
 /* The lowest free slot: a ring that is larger than needed stays untouched at its end. */

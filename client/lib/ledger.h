@@ -39,6 +39,9 @@ struct ledger_slot {
     bool filling;    /* holds an open contribution */
     uint32_t bucket; /* that used it last */
     uint64_t until;  /* free once the bucket's word is >= until; 0: never used */
+    /* While it is filling: the use before, which may be over only for who waits in a stream. */
+    uint32_t after_bucket;
+    uint64_t after; /* 0: none */
 };
 
 struct ledger {
@@ -90,6 +93,12 @@ bool ledger_slot_take(struct ledger *ledger, uint32_t bucket, const struct gw_sh
 /* An overflow slot was granted: slot numbers grow by one. GW_E_LIMIT when `slot` is not the next
  * number or one that is known. */
 int ledger_slot_add(struct ledger *ledger, uint32_t slot);
+/* A slot of ours whose reduction is launched: it may be used again behind a stream's wait for
+ * ledger_slot_after. Nothing happens if another bucket has it by now. GW_E_LIMIT: no such slot. */
+int ledger_slot_reuse(struct ledger *ledger, uint32_t bucket, uint32_t slot);
+/* What the memory of the bucket's open contribution was used for before: its bucket, and the value
+ * of that bucket's word from which on it is over; 0: nothing. */
+uint64_t ledger_slot_after(const struct ledger *ledger, uint32_t bucket, uint32_t *ret_bucket);
 /* Gives a free slot to the bucket if its contribution is open and has none. */
 void ledger_slot_give(struct ledger *ledger, uint32_t bucket, uint32_t slot);
 

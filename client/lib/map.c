@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "client/lib/device.h"
 #include "client/lib/err.h"
 #include "client/lib/fork.h"
 #include "gradwire/errors.h"
@@ -60,10 +61,31 @@ int map_new(int fd, uint64_t bytes, int prot, const char *what, struct map *ret_
     return 0;
 }
 
+/* The driver knows what the descriptor is and how large; nothing here reads through it. */
+int map_device(struct gw_device *device, int fd, uint64_t bytes, uint64_t mapped_bytes,
+               const char *what, struct map *ret_map)
+{
+    void *base = NULL;
+    int r;
+
+    if (bytes == 0 || bytes > SIZE_MAX || mapped_bytes < bytes)
+        return err_set(GW_E_PROTOCOL, "the engine's %s has an impossible size", what);
+    r = device->ops->map(device, fd, mapped_bytes, &base);
+    if (r < 0)
+        return err_prefix(r, "the %s (%llu bytes)", what, (unsigned long long)mapped_bytes);
+    *ret_map = (struct map){
+        .base = base, .bytes = (size_t)bytes, .device = device, .mapped_bytes = mapped_bytes};
+    return 0;
+}
+
 void map_free(struct map *map)
 {
-    if (map->base)
+    if (map->base && map->device) {
+        if (map->mapped_bytes > 0 && !atomic_load(&map->device->stuck))
+            map->device->ops->unmap(map->device, map->base, map->mapped_bytes);
+    } else if (map->base) {
         munmap(map->base, map->bytes);
+    }
     *map = (struct map){0};
 }
 

@@ -19,6 +19,40 @@
 #include "client/lib/guard.h"
 #include "client/lib/zero.h"
 
+/* A device has no read-only mappings that every driver grants: a view is the mapping itself. */
+static int map_on_device(gw_job *job, const struct reply *reply, uint64_t bytes, const char *what,
+                         struct map *view, struct map *map)
+{
+    struct map *owner = map ? map : view;
+    int r = 0;
+
+    if (!owner->base)
+        r = map_device(job->device, reply->fds[0], bytes, reply->msg->u.arena.mapped_bytes, what,
+                       owner);
+    if (r == 0 && view && view != owner) {
+        *view = *owner;
+        view->mapped_bytes = 0;
+    }
+    return r;
+}
+
+static int map_arena(gw_job *job, const struct reply *reply, uint64_t bytes, const char *what,
+                     struct map *view, struct map *map)
+{
+    int r = 0;
+
+    if (reply->msg->u.arena.device != GW_DEVICE_HOST) {
+        if (!job->device || job->device->ops->kind != reply->msg->u.arena.device)
+            return err_set(GW_E_PROTOCOL, "the engine's %s lie on a device of another kind", what);
+        return map_on_device(job, reply, bytes, what, view, map);
+    }
+    if (view && !view->base)
+        r = map_new(reply->fds[0], bytes, PROT_READ, what, view);
+    if (r == 0 && map && !map->base)
+        r = map_new(reply->fds[0], bytes, PROT_READ | PROT_WRITE, what, map);
+    return r;
+}
+
 int memory_get(gw_job *job, enum gw_arena_kind kind, uint32_t index, uint64_t bytes,
                const char *what, int64_t deadline, struct map *view, struct map *map)
 {
@@ -41,10 +75,8 @@ int memory_get(gw_job *job, enum gw_arena_kind kind, uint32_t index, uint64_t by
                     "expected 1 and %llu",
                     what, reply.fd_count, (unsigned long long)reply.msg->u.arena.bytes,
                     (unsigned long long)bytes);
-    if (r == 0 && view && !view->base)
-        r = map_new(reply.fds[0], bytes, PROT_READ, what, view);
-    if (r == 0 && map && !map->base)
-        r = map_new(reply.fds[0], bytes, PROT_READ | PROT_WRITE, what, map);
+    if (r == 0)
+        r = map_arena(job, &reply, bytes, what, view, map);
     reply_free(&job->channel, &reply);
     return r;
 }
@@ -68,7 +100,7 @@ static int get_pool(gw_job *job, struct zero *zero, int64_t deadline)
         reply.msg->u.arena.bytes < zero->page->max_fetch_numel * sizeof(float))
         r = err_set(GW_E_PROTOCOL, "the engine's gather pool is too small");
     if (r == 0)
-        r = map_new(reply.fds[0], reply.msg->u.arena.bytes, PROT_READ, "gather pool", &zero->pool);
+        r = map_arena(job, &reply, reply.msg->u.arena.bytes, "gather pool", &zero->pool, NULL);
     reply_free(&job->channel, &reply);
     return r;
 }

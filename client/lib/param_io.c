@@ -77,6 +77,16 @@ static void staging_unlock(gw_job *job, struct zero *zero)
     pthread_mutex_unlock(&job->lock);
 }
 
+/* The engine moves values at once: what streams still do with the parameters must be over. */
+static int settle(gw_job *job, int64_t deadline)
+{
+    int r = job->order.ops->settle(job, deadline);
+
+    if (job_deadline_passed(job, &r))
+        return err_set(r, "the job's stream was not done before the deadline");
+    return r;
+}
+
 /* The request is the barrier: the engine copies between our two accesses of the staging memory. */
 static int move_chunk(gw_job *job, struct zero *zero, const struct transfer *t, uint64_t done,
                       uint64_t count, int64_t deadline)
@@ -111,8 +121,10 @@ static int transfer(gw_job *job, const struct transfer *t, int64_t timeout_ns)
         r = staging_lock(job, zero, deadline);
     if (r < 0)
         return r;
-    r = memory_get(job, GW_ARENA_STAGING, 0, GW_STAGING_BYTES, "staging buffer", deadline, NULL,
-                   &zero->staging);
+    r = settle(job, deadline);
+    if (r == 0)
+        r = memory_get(job, GW_ARENA_STAGING, 0, GW_STAGING_BYTES, "staging buffer", deadline, NULL,
+                       &zero->staging);
     for (uint64_t done = 0; r == 0 && done < t->count;) {
         uint64_t left = t->count - done, count = left < CHUNK_NUMEL ? left : CHUNK_NUMEL;
 

@@ -34,6 +34,7 @@ struct zero *zero_free(struct zero *zero)
     for (uint32_t i = 0; i < GW_OVERFLOW_MAX; i++)
         map_free(&zero->overflow[i]);
     map_free(&zero->staging);
+    map_free(&zero->verdict);
     map_free(&zero->params_view);
     map_free(&zero->params);
     map_free(&zero->grads);
@@ -177,17 +178,16 @@ int zero_new(gw_job *job, const struct wire_seal *options, struct reply *reply,
     const struct wire_msg *msg = reply->msg;
     struct zero *zero = calloc(1, sizeof(*zero));
     const char *what = NULL;
-    int r;
+    uint32_t fds = job->device ? 3 : 2;
+    int r = 0;
 
     if (!zero)
         return err_set(GW_E_NOMEM, "no memory for the sealed job");
     zero->options = *options;
     fill_defaults(&zero->options);
-    r = reply->fd_count == 2 ? 0
-                             : err_set(GW_E_PROTOCOL,
-                                       "the answer to the seal has %u descriptors, "
-                                       "expected 2",
-                                       reply->fd_count);
+    if (reply->fd_count != fds)
+        r = err_set(GW_E_PROTOCOL, "the answer to the seal has %u descriptors, expected %u",
+                    reply->fd_count, fds);
     if (r == 0)
         r = copy_layout(zero, reply->fds[0], msg->u.sealed.layout_bytes, msg->u.sealed.layout_hash);
     if (r == 0 &&
@@ -203,6 +203,9 @@ int zero_new(gw_job *job, const struct wire_seal *options, struct reply *reply,
         r = map_board(zero, reply->fds[1], msg->u.sealed.board_bytes);
     if (r == 0)
         r = start_state(job, zero, msg->u.sealed.steps);
+    if (r == 0 && job->device)
+        r = order_board(job, reply->fds[2],
+                        GW_WAIT_BUCKETS + zero->page->buckets + zero->page->units);
     if (r < 0)
         zero_free(zero);
     else
@@ -274,7 +277,20 @@ static int take_options(const struct gw_zero_options *given, struct wire_seal *r
         .clip_norm = o.clip_norm,
         .gather_bytes = o.gather_bytes,
         .prefetch_bytes = o.prefetch_bytes,
+        .order = o.order,
     };
+    return 0;
+}
+
+/* What a kind of memory cannot do is refused to the caller alone. */
+static int check_device(const gw_job *job, const struct wire_seal *seal)
+{
+    if (seal->order > GW_ORDER_FABRIC || (seal->order == GW_ORDER_FABRIC && !job->device))
+        return err_set(GW_E_INVALID,
+                       "order = %u: exact (0) everywhere, fabric (1) with GPUs, no other",
+                       seal->order);
+    if (seal->gather == GW_GATHER_MAPPED && job->device)
+        return err_set(GW_E_INVALID, "gather = mapped is for host memory; a GPU needs private");
     return 0;
 }
 
@@ -326,6 +342,8 @@ int gw_seal(gw_job *job, const struct gw_zero_options *options, int64_t timeout_
 
     if (r == 0)
         r = take_options(options, &seal);
+    if (r == 0)
+        r = check_device(job, &seal);
     if (r == 0)
         r = begin(job);
     if (r < 0)

@@ -24,6 +24,18 @@ static int send_empty(gw_job *job, uint16_t type)
     return channel_send(&job->channel, &msg);
 }
 
+/* What it declares comes after all that the caller has done. Lock held. */
+static int send_marked(gw_job *job, uint16_t type)
+{
+    struct wire_msg msg;
+    int r;
+
+    memset(&msg, 0, sizeof(msg));
+    msg.type = type;
+    r = job->order.ops->mark(job, &msg.u.after);
+    return r < 0 ? r : channel_send(&job->channel, &msg);
+}
+
 /* An acquired but undeclared slot is open for writing until the micro-step ends. Lock held. */
 static void guard_all(const gw_job *job, const struct zero *zero)
 {
@@ -51,7 +63,7 @@ int gw_micro_step_end(gw_job *job)
                     zero->ledger->micro, (unsigned long long)zero->steps + 1,
                     zero->options.micro_steps);
     if (r == 0)
-        r = send_empty(job, WIRE_MICRO_END);
+        r = send_marked(job, WIRE_MICRO_END);
     if (r == 0) {
         zero->begun = true;
         guard_all(job, zero);
@@ -93,7 +105,7 @@ int gw_step_end(gw_job *job, struct gw_token *ret_token)
     pthread_mutex_lock(&job->lock);
     r = check_end(zero);
     if (r == 0)
-        r = send_empty(job, WIRE_STEP_END);
+        r = send_marked(job, WIRE_STEP_END);
     if (r == 0) {
         guard_all(job, zero);
         ledger_step_end(zero->ledger);
@@ -278,24 +290,44 @@ int gw_update_begin(gw_job *job, struct gw_token *ret_token)
     return r;
 }
 
-/* The word is read again: a commit before it would publish what nobody may have stopped reading. */
+/* The word is read again: a commit before it would publish what nobody may have stopped reading. In
+ * streams: some stream of the caller waits for it. Lock held. */
+static int check_commit(const gw_job *job, const struct zero *zero)
+{
+    struct gw_token token = zero_token(GW_TIMELINE(GW_TL_UPDATE, 0), zero->steps);
+
+    if (!zero->updating)
+        return err_set(GW_E_STATE, "no update window is open; call gw_update_begin first");
+    if (wait_reached(job, token) || zero->window_waited == zero->steps)
+        return 0;
+    return err_set(GW_E_STATE,
+                   "not every rank has ended step %llu; wait for the token of gw_update_begin "
+                   "before writing and committing",
+                   (unsigned long long)zero->steps);
+}
+
 int gw_update_commit(gw_job *job)
 {
+    struct wait_time time = {0};
+    struct gw_token token;
     struct zero *zero = NULL;
     int r = zero_enter(job, &zero);
 
     if (r < 0)
         return r;
     pthread_mutex_lock(&job->lock);
-    if (!zero->updating)
-        r = err_set(GW_E_STATE, "no update window is open; call gw_update_begin first");
-    else if (atomic_load_explicit(&zero->board->update.value, memory_order_acquire) < zero->steps)
-        r = err_set(GW_E_STATE,
-                    "not every rank has ended step %llu; wait for the token of gw_update_begin "
-                    "before writing and committing",
-                    (unsigned long long)zero->steps);
-    else
-        r = send_empty(job, WIRE_UPDATE_COMMIT);
+    r = check_commit(job, zero);
+    token = zero_token(GW_TIMELINE(GW_TL_UPDATE, 0), zero->steps);
+    pthread_mutex_unlock(&job->lock);
+    /* The stream that waited may be another one than the job's. */
+    if (r == 0)
+        r = job->order.ops->wait(job, token, clock_now(), &time);
+    if (r < 0)
+        return r;
+    pthread_mutex_lock(&job->lock);
+    r = check_commit(job, zero);
+    if (r == 0)
+        r = send_marked(job, WIRE_UPDATE_COMMIT);
     if (r == 0) {
         zero->updating = false;
         zero->updated = zero->steps;

@@ -8,18 +8,13 @@
 
 #include "client/lib/err.h"
 #include "client/lib/event.h"
+#include "client/lib/timeline.h"
 #include "client/lib/wait.h"
 
-int gw_timeline_new(gw_job *job, uint32_t *ret_timeline)
+int timeline_take(gw_job *job, uint32_t *ret_index)
 {
-    unsigned index;
-    int r = job_check(job);
+    unsigned index = atomic_load(&job->timelines);
 
-    if (r == 0 && !ret_timeline)
-        r = err_set(GW_E_INVALID, "ret_timeline is NULL");
-    if (r < 0)
-        return r;
-    index = atomic_load(&job->timelines);
     do {
         if (index >= GW_TIMELINES_MAX)
             return err_set(GW_E_LIMIT,
@@ -27,8 +22,22 @@ int gw_timeline_new(gw_job *job, uint32_t *ret_timeline)
                            "higher values",
                            GW_TIMELINES_MAX);
     } while (!atomic_compare_exchange_weak(&job->timelines, &index, index + 1));
-    *ret_timeline = GW_TIMELINE(GW_TL_CLIENT, index);
+    *ret_index = index;
     return 0;
+}
+
+int gw_timeline_new(gw_job *job, uint32_t *ret_timeline)
+{
+    uint32_t index = 0;
+    int r = job_check(job);
+
+    if (r == 0 && !ret_timeline)
+        r = err_set(GW_E_INVALID, "ret_timeline is NULL");
+    if (r == 0)
+        r = timeline_take(job, &index);
+    if (r == 0)
+        *ret_timeline = GW_TIMELINE(GW_TL_CLIENT, index);
+    return r;
 }
 
 int gw_timeline_raise(gw_job *job, uint32_t timeline, uint64_t value)

@@ -78,9 +78,23 @@ uint64_t wait_word(const gw_job *job, struct gw_token token)
     return slot ? atomic_load_explicit(&slot->value, memory_order_acquire) : 0;
 }
 
+/* A copy out of a staged buffer counts ops, and is worth nothing unless its op is done: a stream
+ * that was released when the job failed goes on all the same. */
+static bool copy_counts(const gw_job *job, struct gw_token token)
+{
+    struct gw_token op = {.timeline = GW_TIMELINE(GW_TL_OP, token.value % GW_OPS_IN_FLIGHT),
+                          .value = token.value};
+
+    if (!job->order.has_copies ||
+        token.timeline != GW_TIMELINE(GW_TL_CLIENT, job->order.copy_timeline))
+        return true;
+    return wait_word(job, op) >= op.value;
+}
+
 bool wait_reached(const gw_job *job, struct gw_token token)
 {
-    return token.timeline == 0 || wait_word(job, token) >= token.value;
+    return token.timeline == 0 ||
+           (wait_word(job, token) >= token.value && copy_counts(job, token));
 }
 
 /* Stops at the first token that decides. */
@@ -115,6 +129,15 @@ static int64_t slice_for(const struct gw_token *tokens, size_t count, bool pendi
 void wait_wake(gw_job *job)
 {
     syscall(SYS_futex, &job->engine->wake, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
+}
+
+void wait_doze(gw_job *job, uint32_t wake, int64_t slice_ns)
+{
+    struct timespec timeout = clock_timespec(slice_ns);
+
+    atomic_fetch_add(&job->page->waiting, 1);
+    syscall(SYS_futex, &job->engine->wake, FUTEX_WAIT, wake, &timeout, NULL, 0);
+    atomic_fetch_sub(&job->page->waiting, 1);
 }
 
 /* One sleep; returns when woken, after `slice_ns`, or at once if something has been reached. */
@@ -196,8 +219,7 @@ void wait_record(gw_job *job, const struct gw_token *tokens, size_t count, struc
     free(ops);
 }
 
-/* The edge that a public wait on these tokens stands for, if a test dropped it. */
-static bool dropped(const gw_job *job, const struct gw_token *tokens, size_t count)
+bool wait_dropped(const gw_job *job, const struct gw_token *tokens, size_t count)
 {
     for (size_t i = 0; i < count && job->dropped_edges; i++) {
         uint32_t class = GW_TIMELINE_CLASS(tokens[i].timeline);
@@ -238,7 +260,7 @@ static int wait_public(gw_job *job, const struct gw_token *tokens, size_t count,
         r = wait_slot(job, tokens[i], &slot);
     if (r < 0)
         return r;
-    if (dropped(job, tokens, count)) {
+    if (wait_dropped(job, tokens, count)) {
         channel_flush(&job->channel);
         *ret_index = 0;
         return 0;
@@ -290,7 +312,7 @@ int gw_test(gw_job *job, struct gw_token token)
         r = wait_slot(job, token, &slot);
     if (r < 0)
         return r;
-    if (dropped(job, &token, 1) || wait_reached(job, token)) {
+    if (wait_dropped(job, &token, 1) || wait_reached(job, token)) {
         open_window(job, &token, 1);
         return 1;
     }

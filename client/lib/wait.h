@@ -36,6 +36,10 @@ int wait_tokens(gw_job *job, const struct gw_token *tokens, size_t count, bool a
 struct wait_op wait_stamps(const struct gw_shm_slot *slot, uint64_t value);
 /* Adds a wait for tokens to the rank's split. */
 void wait_record(gw_job *job, const struct gw_token *tokens, size_t count, struct wait_time time);
+/* The edge that a public wait on these tokens stands for is dropped by a test. */
+bool wait_dropped(const gw_job *job, const struct gw_token *tokens, size_t count);
+/* Sleeps until the wake word is no longer `wake`, or the slice is over. */
+void wait_doze(gw_job *job, uint32_t wake, int64_t slice_ns);
 /* Wakes this process's own waiters (they look again). */
 void wait_wake(gw_job *job);
 

@@ -51,6 +51,7 @@ struct zero {
     struct map params_view; /* read-only: full parameters (stages 0-2, mapped) */
     struct map params;      /* writable: full (stages 0-2, mapped) or the spans (private) */
     struct map grads, grads_view, ring, acc, shard_grads, pool;
+    struct map verdict; /* on a device, once asked for */
 
     /* Under job->lock. */
     struct ledger *ledger;
@@ -63,6 +64,7 @@ struct zero {
     uint64_t *fetches, *releases;
     uint64_t steps;       /* ended by this rank */
     uint64_t updated;     /* last step that was updated */
+    uint64_t window_waited; /* step whose update window a stream of the caller waits for */
     bool updating, begun; /* update window asked for; a call of the next step was made */
     uint64_t first;         /* steps that had ended when this handle was sealed */
     uint64_t waited;      /* step whose verdict was read last */
@@ -80,7 +82,8 @@ struct zero *zero_free(struct zero *zero);
 void zero_close(gw_job *job);
 /* Gets and maps what the stage has and is not mapped yet; fills the spans. */
 int memory_map(gw_job *job, struct zero *zero, int64_t deadline);
-/* Asks for one arena; `view` gets a read-only, `map` a writable mapping (either may be NULL). */
+/* Asks for one arena; `view` gets a read-only, `map` a writable mapping (either may be NULL). On a
+ * device both are the same mapping; the memory's owner is `map` if both are asked for. */
 int memory_get(gw_job *job, enum gw_arena_kind kind, uint32_t index, uint64_t bytes,
                const char *what, int64_t deadline, struct map *view, struct map *map);
 

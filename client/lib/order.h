@@ -1,0 +1,117 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * How a job's calls are ordered with those who read and write its memory: by waiting on the host, or
+ * in the job's stream on a GPU. Two const tables, one chosen when the job starts; the calls never
+ * ask which.
+ *
+ *              host                               device
+ *   wait       sleeps until the token is reached  enqueues a stream wait for its word
+ *   mark       nothing: what is declared is done  raises an own timeline in the stream; the message
+ *                                                 carries that token
+ *   READY      sent in batches                    one raise per batch, when it is sent
+ *
+ * On a device, words lie in wait pages (proto/shm.h), which this side may write as well: when the
+ * job has failed, release() raises all, and streams go on. Any thread. `lock` is the innermost one;
+ * device calls are made under it, so that the values of a timeline rise in the stream's order.
+ */
+#ifndef GW_CLIENT_ORDER_H
+#define GW_CLIENT_ORDER_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "client/lib/device.h"
+#include "client/lib/map.h"
+#include "proto/shm.h"
+#include "proto/wire.h"
+
+#define ORDER_STREAMS 16u /* of a job; each takes one own timeline */
+
+struct wait_time;
+
+/* A stream that the job records or waits in. */
+struct order_stream {
+    void *stream;
+    bool has_timeline;
+    uint32_t timeline; /* index */
+    uint64_t recorded; /* value raised last */
+    bool waits;        /* has waits enqueued behind the last raise */
+    uint64_t *waited;  /* per bucket: value waited for; NULL: not known */
+};
+
+/* A registered page: words from `address` on. */
+struct order_page {
+    struct map map;
+    uint64_t address; /* of word 0 */
+    uint32_t words;
+};
+
+struct order {
+    const struct order_ops *ops;
+    pthread_mutex_t lock;
+    struct order_stream streams[ORDER_STREAMS];
+    uint32_t stream_count, current; /* current: the job's */
+    bool unmarked;                  /* a READY came after the last raise in the job's stream */
+    uint64_t client_address;        /* the client page, as the device sees it */
+    struct order_page op_words, board_words;
+    /* Copies out of staged buffers (import.c): a stream of ours, whose timeline counts ops. */
+    atomic_bool has_copies;
+    void *copy_stream;
+    uint32_t copy_timeline;
+    uint64_t copied_out; /* value that it is raised to last */
+};
+
+struct order_ops {
+    /* A reader of memory that has been launched need not be waited for by the caller. */
+    bool streams;
+    uint32_t tokens_max; /* of a caller's gw_grad_ready */
+    /* What the caller does next with the job's memory comes after the token. GW_E_TIMEOUT has no
+     * text. *ret_time: when it slept. */
+    int (*wait)(gw_job *job, struct gw_token token, int64_t deadline, struct wait_time *ret_time);
+    /* What a message declares comes after what the caller has done. Before the message, in one hold
+     * of job->lock. */
+    int (*mark)(gw_job *job, struct wire_after *ret_after);
+    /* Waits on the host until all that the caller has done is done. GW_E_TIMEOUT has no text. */
+    int (*settle)(gw_job *job, int64_t deadline);
+    /* Where fetch `value` of the slot's unit lies. GW_E_AGAIN (no text): cannot be said yet. */
+    int (*place)(gw_job *job, const struct gw_shm_slot *slot, uint64_t value,
+                 uint64_t *ret_offset);
+    /* The caller's host memory into the job's; it may be used again then. GW_E_TIMEOUT as above. */
+    int (*copy_in)(gw_job *job, void *to, const void *from, size_t bytes, int64_t deadline);
+    /* A READY entry is about to be batched. */
+    void (*declared)(gw_job *job);
+    /* Gives entries their tokens, when they are sent; under channel->lock. */
+    int (*stamp)(void *job, struct wire_ready_entry *entries, uint32_t count);
+    /* The job failed: nothing may wait for it. */
+    void (*release)(gw_job *job);
+};
+
+extern const struct order_ops order_host, order_device;
+
+int order_init(gw_job *job);
+void order_deinit(gw_job *job);
+/* The wait page that came with JOINED; takes the client page too. */
+int order_start(gw_job *job, int fd);
+/* The wait page that came with SEALED: `words` of the board. */
+int order_board(gw_job *job, int fd, uint32_t words);
+/* Until streams hold nothing of the job any more, a second at most. release: they need not wait for
+ * anything. False: some may still hold something. */
+bool order_quiet(gw_job *job, bool release);
+/* Unregisters the pages; quiet: and unmaps them. */
+void order_close(gw_job *job, bool quiet);
+
+/* ---- device only ---- */
+
+/* The word of a token, as the device sees it. False: it has none (always reached, or unknown). */
+bool order_word(gw_job *job, struct gw_token token, uint64_t *ret_address);
+/* Enqueues a wait in any stream; what the wait may depend on is sent before. */
+int order_stream_wait(gw_job *job, struct gw_token token, void *stream);
+int order_record(gw_job *job, void *stream, struct gw_token *ret_token);
+int order_set_stream(gw_job *job, void *stream);
+/* The job's stream. */
+void *order_stream(gw_job *job);
+/* Everything batched or pending goes to the engine; waits for room in the socket. */
+int order_flush(gw_job *job);
+
+#endif
