@@ -357,7 +357,6 @@ void nccl_finish(struct server *s, void *job_, uint64_t faulted)
         job->plans[0]->peers_left--;
         receive->peers_left--;
     }
-    s->counts.collectives++;
     for (uint32_t i = 0; i < job->plan_count; i++) {
         struct plan *plan = job->plans[i];
 

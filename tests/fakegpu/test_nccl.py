@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+# ctest: label=cuda timeout=240
+"""The double of libnccl.so.2: what it computes, and that it tells each broken rule.
+
+Each case is a small program (cases_nccl.c) with a fake GPU server of its own; what has to be in
+that server's report stands here.
+"""
+import json
+import os
+import pathlib
+import subprocess
+import time
+
+import pytest
+
+BUILD = pathlib.Path(os.environ.get("GRADWIRE_BUILD", "build/release")).resolve()
+SLOWER = int(os.environ.get("GW_TEST_SLOWER", "1"))
+HERE = BUILD / "tests/fakegpu"
+
+# Case: GPUs, injections.
+GOOD = {
+    "ring": (3, []),
+    "not_the_tree": (4, []),
+    "operators": (3, []),
+    "non_blocking": (4, []),
+    "sends": (3, []),
+    "split": (4, []),
+    "register": (2, []),
+    "processes": (3, []),
+    "abort": (3, []),
+    "hang": (2, ["nccl-hang"]),
+    "async_error": (2, ["nccl-error 6"]),
+    "init_hang": (2, ["nccl-init-hang"]),
+    "init_error": (2, ["nccl-init-error 2"]),
+    "call_error": (2, ["nccl-call-error 1"]),
+    "dead_peer": (2, []),
+    "version": (1, []),
+}
+# Case: GPUs, the rules that the report names, at least once each and no others.
+BAD = {
+    "bad_count": (2, {"nccl_mismatch"}),
+    "bad_order": (2, {"nccl_mismatch"}),
+    "bad_overlap": (2, {"nccl_overlap"}),
+    "bad_unpolled": (2, {"nccl_unpolled"}),
+    "bad_in_progress": (2, {"nccl_use"}),
+    "bad_use_after_abort": (2, {"nccl_use"}),
+    "bad_duplicate_gpu": (1, {"nccl_duplicate_gpu"}),
+    "bad_leak": (2, {"nccl_leak"}),
+    "bad_registration": (2, {"nccl_leak", "unmap_busy"}),
+    "bad_threads": (2, {"nccl_threads"}),
+    "bad_launch_order": (2, {"nccl_order"}),
+    "bad_device": (2, {"wrong_device"}),
+    "bad_memory": (2, {"not_accessible", "out_of_bounds"}),
+    "bad_free": (2, {"unmap_busy"}),
+}
+SEEDS = [1, 2, 3]
+
+pytestmark = pytest.mark.skipif(not (HERE / "nccl_cases").exists(),
+                                reason="no CUDA headers, so no doubles")
+
+
+class FakeGpu:
+    def __init__(self, directory, gpus, seed):
+        self.socket = directory / "gpu"
+        self.report_path = directory / "report.json"
+        self.log = open(directory / "fakegpu.log", "wb")
+        self.process = subprocess.Popen(
+            [HERE / "fakegpu", "--socket", self.socket, "--gpus", str(gpus), "--seed", str(seed),
+             "--report", self.report_path], stdout=self.log, stderr=self.log)
+        self.env = os.environ | {"FAKEGPU_SOCKET": str(self.socket),
+                                 "LD_LIBRARY_PATH": str(HERE / "lib")}
+        deadline = time.monotonic() + 20 * SLOWER
+        while not pathlib.Path(f"{self.socket}.ctl").exists():
+            assert self.process.poll() is None, "fakegpu ended at start"
+            assert time.monotonic() < deadline, "fakegpu does not start"
+            time.sleep(0.01)
+
+    def control(self, *command):
+        return subprocess.run([HERE / "fakegpu-ctl", *command], env=self.env, check=True,
+                              timeout=20 * SLOWER, stdout=subprocess.PIPE, text=True).stdout
+
+    def run(self, case, **env):
+        return subprocess.run([HERE / "nccl_cases", case], env=self.env | env, text=True,
+                              timeout=90 * SLOWER, stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE)
+
+    def end(self):
+        """The report."""
+        report = json.loads(self.control("report"))
+        self.control("quit")
+        self.process.wait(20 * SLOWER)
+        self.log.close()
+        return report
+
+
+@pytest.fixture(name="fake")
+def fake_gpus(tmp_path):
+    made = []
+
+    def make(gpus, seed):
+        made.append(FakeGpu(tmp_path, gpus, seed))
+        return made[-1]
+
+    yield make
+    for one in made:
+        if one.process.poll() is None:
+            one.process.kill()
+            one.process.wait()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("case", GOOD)
+def test_good(fake, case, seed):
+    gpus, injections = GOOD[case]
+    gpu = fake(gpus, seed)
+    for injection in injections:
+        gpu.control("inject", *injection.split())
+    done = gpu.run(case)
+    report = gpu.end()
+    assert done.returncode == 0, done.stderr
+    assert report["violations"] == [], report["violations"]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("case", BAD)
+def test_bad(fake, case, seed):
+    gpus, rules = BAD[case]
+    gpu = fake(gpus, seed)
+    done = gpu.run(case)
+    report = gpu.end()
+    assert set(report["rules"]) == rules, (report["violations"], done.stderr)
+    assert done.returncode == 0, done.stderr
+
+
+def test_older_version(fake):
+    gpu = fake(1, 1)
+    assert gpu.run("version", FAKENCCL_VERSION="22700").stdout == "22700\n"
+    assert int(gpu.run("version").stdout) >= 22809
