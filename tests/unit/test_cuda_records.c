@@ -95,7 +95,7 @@ static void a_part_is_behind_other_lanes_and_other_gpus(void **state)
     const uint64_t before[] = {1, 0, 2, 99};
     struct cuda_work *third = add(ledger, 2, 3, 1u << 0, before, 4);
     struct cuda_work *fourth = add(ledger, 0, 4, 1u << 1 | 1u << 2, NULL, 0);
-    struct cuda_work *fifth = add(ledger, 0, 5, 7, NULL, 0);
+    struct cuda_work *fifth = add(ledger, 0, 5, 7, NULL, 0), *sixth;
 
     (void)state;
     assert_int_equal(first->after_count, 0);
@@ -118,7 +118,8 @@ static void a_part_is_behind_other_lanes_and_other_gpus(void **state)
     assert_true(cuda_ledger_end(ledger, fifth)); /* before the fourth: other GPUs were faster */
     assert_false(cuda_ledger_end(ledger, fourth));
     assert_true(cuda_ledger_end(ledger, fourth));
-    assert_int_equal(add(ledger, 1, 6, 7, before, 4)->after_count, 0);
+    sixth = add(ledger, 1, 6, 7, before, 4);
+    assert_int_equal(sixth->after_count, 0);
     assert_int_equal(ledger->unfinished, 1);
     assert_int_equal(take(ledger), 1);
     assert_int_equal(take(ledger), 2);
@@ -128,6 +129,7 @@ static void a_part_is_behind_other_lanes_and_other_gpus(void **state)
     assert_int_equal(take(ledger), 0);
     assert_true(cuda_ledger_give_up(ledger, 1));
     assert_int_equal(take(ledger), 6);
+    cuda_work_free(sixth);
     free(ledger);
 }
 
