@@ -153,6 +153,8 @@ struct gw_stats_page {
     uint64_t moved_bytes[5];
     char name[GW_LABEL_MAX + 1];
     char wait[GW_TEXT_MAX + 1]; /* what the job waits for, if it stalls; else "" */
+    char device[16];            /* "host" */
+    char fabric[32];            /* and its order of sums: "local exact" */
 };
 
 _Static_assert(sizeof(struct gw_shm_slot) == 64, "slot is a cache line");

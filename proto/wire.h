@@ -275,6 +275,7 @@ struct wire_msg {
         struct {
             char version[32];
             char socket[128];
+            char devices[GW_TEXT_MAX + 1];
             uint32_t pid, draining, jobs;
             uint64_t uptime_ns;
         } status;

@@ -47,6 +47,7 @@ static const struct wire_field status[] = {
     WIRE_U32(Status, MSG, u.status., draining, 0, 1),
     WIRE_U32(Status, MSG, u.status., jobs, 0, UINT32_MAX),
     WIRE_TEXT(Status, MSG, u.status., socket, 0),
+    WIRE_TEXT(Status, MSG, u.status., devices, 0),
 };
 WIRE_MESSAGE(status, status, NULL);
 
