@@ -95,21 +95,24 @@ int print_json(json_t *value)
 int show_status(const struct wire_msg *status, bool json)
 {
     char version[sizeof(status->u.status.version)], socket[sizeof(status->u.status.socket)];
-    char uptime[CELL_BYTES];
+    char devices[sizeof(status->u.status.devices)], uptime[CELL_BYTES];
     bool draining = status->u.status.draining != 0;
 
     (void)printable(status->u.status.version, version, sizeof(version));
     (void)printable(status->u.status.socket, socket, sizeof(socket));
+    (void)printable(status->u.status.devices, devices, sizeof(devices));
     if (json)
-        return print_json(json_pack("{s:s, s:I, s:o, s:b, s:I, s:s}", "version", version, "pid",
-                                    (json_int_t)status->u.status.pid, "uptime_ns",
+        return print_json(json_pack("{s:s, s:I, s:o, s:b, s:I, s:s, s:s}", "version", version,
+                                    "pid", (json_int_t)status->u.status.pid, "uptime_ns",
                                     json_u64(status->u.status.uptime_ns), "draining", (int)draining,
-                                    "jobs", (json_int_t)status->u.status.jobs, "socket", socket));
+                                    "jobs", (json_int_t)status->u.status.jobs, "socket", socket,
+                                    "devices", devices));
     human_time(status->u.status.uptime_ns, uptime, sizeof(uptime));
     (void)printf("gradwired  %s, pid %" PRIu32 ", up %s\n"
                  "socket     %s\n"
+                 "devices    %s\n"
                  "jobs       %" PRIu32 "%s\n",
-                 version, status->u.status.pid, uptime, socket, status->u.status.jobs,
+                 version, status->u.status.pid, uptime, socket, devices, status->u.status.jobs,
                  draining ? " (draining: no new ones)" : "");
     return 0;
 }
@@ -132,14 +135,16 @@ static json_t *json_job(const struct wire_job *job)
 
     tag_to_hex(job->tag, tag);
     return json_pack(
-        "{s:s, s:o, s:I, s:I, s:s, s:I, s:I, s:o, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "tag",
+        "{s:s, s:o, s:I, s:I, s:s, s:I, s:I, s:o, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, "
+        "s:o}", "tag",
         tag, "name", json_text(job->name), "uid", (json_int_t)job->uid, "engine_pid",
         (json_int_t)job->engine_pid, "state", state_name(job->state), "world",
         (json_int_t)job->world, "ranks_present", (json_int_t)job->ranks_present, "stage", stage,
         "generation", (json_int_t)job->generation, "steps", json_u64(job->steps), "age_ns",
         json_u64(job->age_ns), "memory_bytes", json_u64(job->memory_bytes), "calls",
         json_kinds(job->calls), "payload_bytes", json_kinds(job->payload_bytes), "moved_bytes",
-        json_kinds(job->moved_bytes), "wait", json_text(job->wait));
+        json_kinds(job->moved_bytes), "wait", json_text(job->wait), "device",
+        json_text(job->device), "fabric", json_text(job->fabric));
 }
 
 static uint32_t hidden_jobs(const struct ctl_jobs *jobs)
@@ -162,9 +167,10 @@ static int show_jobs_json(const struct ctl_jobs *jobs)
                                 (json_int_t)hidden_jobs(jobs)));
 }
 
-enum column { TAG, NAME, USER, STATE, RANKS, STAGE, STEPS, AGE, MEMORY, PID, COLUMNS };
-static const char *const heads[COLUMNS] = {"JOB",   "NAME",  "USER", "STATE",  "RANKS",
-                                           "STAGE", "STEPS", "AGE",  "MEMORY", "PID"};
+enum column { TAG, NAME, USER, STATE, RANKS, DEVICE, FABRIC, STAGE, STEPS, AGE, MEMORY, PID,
+              COLUMNS };
+static const char *const heads[COLUMNS] = {"JOB",    "NAME",  "USER",  "STATE", "RANKS",  "DEVICE",
+                                           "FABRIC", "STAGE", "STEPS", "AGE",   "MEMORY", "PID"};
 static const bool right_aligned[COLUMNS] = {
     [RANKS] = true, [STAGE] = true, [STEPS] = true, [AGE] = true, [MEMORY] = true, [PID] = true};
 typedef char row[COLUMNS][CELL_BYTES];
@@ -182,6 +188,8 @@ static void fill_row(const struct wire_job *job, row cells)
     (void)snprintf(cells[STATE], CELL_BYTES, "%s", state_name(job->state));
     (void)snprintf(cells[RANKS], CELL_BYTES, "%" PRIu32 "/%" PRIu32, job->ranks_present,
                    job->world);
+    (void)printable(job->device[0] != '\0' ? job->device : "-", cells[DEVICE], CELL_BYTES);
+    (void)printable(job->fabric[0] != '\0' ? job->fabric : "-", cells[FABRIC], CELL_BYTES);
     if (job->stage == UINT32_MAX)
         (void)snprintf(cells[STAGE], CELL_BYTES, "-");
     else

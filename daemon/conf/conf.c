@@ -16,8 +16,6 @@
 #include "daemon/base/parse.h"
 #include "gradwire/errors.h"
 
-static const char *const level_names[] = {"error", "warning", "info", "debug"};
-
 struct reader {
     const char *text;
     size_t left_bytes;
@@ -62,10 +60,10 @@ static int set_number(const struct conf_key *key, const char *value, struct conf
     return 0;
 }
 
-static int set_level(const struct conf_key *key, const char *value, struct conf *conf)
+static int set_choice(const struct conf_key *key, const char *value, struct conf *conf)
 {
-    for (uint32_t i = 0; i < sizeof(level_names) / sizeof(level_names[0]); i++) {
-        if (strcmp(value, level_names[i]) == 0) {
+    for (uint32_t i = 0; key->choices[i] != NULL; i++) {
+        if (strcmp(value, key->choices[i]) == 0) {
             memcpy((uint8_t *)conf + key->offset, &i, sizeof(i));
             return 0;
         }
@@ -92,8 +90,8 @@ int conf_set(const struct conf_key *key, const char *value, struct conf *conf)
     case CONF_PATH:
     case CONF_NAME:
         return set_text(key, value, conf);
-    case CONF_LEVEL:
-        return set_level(key, value, conf);
+    case CONF_CHOICE:
+        return set_choice(key, value, conf);
     case CONF_TIME:
     case CONF_BYTES:
     case CONF_COUNT:
@@ -124,8 +122,13 @@ void conf_allowed(const struct conf_key *key, char *text, size_t text_bytes)
     case CONF_NAME:
         (void)snprintf(text, text_bytes, "a name or number of 1 to %u bytes", CONF_NAME_BYTES - 1);
         break;
-    case CONF_LEVEL:
-        (void)snprintf(text, text_bytes, "one of error, warning, info, debug");
+    case CONF_CHOICE:
+        (void)snprintf(text, text_bytes, "one of");
+        for (size_t i = 0, used; key->choices[i] != NULL; i++) {
+            used = strlen(text);
+            (void)snprintf(text + used, text_bytes - used, "%s %s", i == 0 ? "" : ",",
+                           key->choices[i]);
+        }
         break;
     case CONF_TIME:
         (void)snprintf(text, text_bytes,
@@ -153,7 +156,7 @@ const struct conf_key *conf_difference(const struct conf *a, const struct conf *
 
         if (key->type == CONF_PATH || key->type == CONF_NAME) {
             same = strcmp((const char *)x, (const char *)y) == 0;
-        } else if (key->type == CONF_COUNT || key->type == CONF_LEVEL) {
+        } else if (key->type == CONF_COUNT || key->type == CONF_CHOICE) {
             same = memcmp(x, y, sizeof(uint32_t)) == 0;
         } else {
             same = memcmp(x, y, sizeof(uint64_t)) == 0;

@@ -19,6 +19,7 @@
 #define CONF_LINE_MAX 198u /* inih's line buffer, less newline and 0 */
 
 enum conf_level { CONF_ERROR, CONF_WARNING, CONF_INFO, CONF_DEBUG };
+enum conf_device { CONF_DEVICE_AUTO, CONF_DEVICE_HOST, CONF_DEVICE_CUDA };
 
 struct conf {
     char runtime_dir[CONF_PATH_BYTES];
@@ -28,14 +29,18 @@ struct conf {
     char group[CONF_NAME_BYTES];
     char admin_group[CONF_NAME_BYTES];
     uint32_t log_level; /* enum conf_level */
+    uint32_t device;    /* enum conf_device: what jobs are offered */
+    char plugins[CONF_PATH_BYTES]; /* "": beside the engine, or as installed */
     int64_t linger_ns;
     uint64_t memory_max_bytes; /* of one job; 0: no limit */
+    int64_t stall_report_ns;
+    uint32_t gpu_sharing; /* 1: several jobs may use one GPU */
     uint32_t max_jobs_per_user;
     uint32_t max_connections_per_user;
     uint32_t max_half_open;
 };
 
-enum conf_type { CONF_PATH, CONF_NAME, CONF_LEVEL, CONF_TIME, CONF_BYTES, CONF_COUNT };
+enum conf_type { CONF_PATH, CONF_NAME, CONF_CHOICE, CONF_TIME, CONF_BYTES, CONF_COUNT };
 
 struct conf_key {
     const char *section;
@@ -46,10 +51,13 @@ struct conf_key {
     uint64_t min, max; /* CONF_TIME (ns), CONF_BYTES, CONF_COUNT; CONF_PATH: max bytes */
     size_t offset;
     const char *help;
+    const char *const *choices; /* CONF_CHOICE: its values, from 0; then NULL */
 };
 
 extern const struct conf_key conf_keys[];
 extern const size_t conf_keys_count;
+/* "auto", "host", "cuda", NULL: by enum conf_device. */
+extern const char *const conf_device_names[];
 
 void conf_defaults(struct conf *ret_conf);
 /* Applies `text` to *conf, which stays as it was on failure (GW_E_INVALID). `error` then holds

@@ -10,8 +10,18 @@
 
 #define KEY(section, name, initial, type, reload, min, max, member, help)                          \
     {                                                                                              \
-        section, name, initial, type, reload, min, max, offsetof(struct conf, member), help        \
+        section, name, initial, type, reload, min, max, offsetof(struct conf, member), help, NULL  \
     }
+
+#define KEY_CHOICE(section, name, initial, reload, member, choices, help)                          \
+    {                                                                                              \
+        section, name, initial, CONF_CHOICE, reload, 0, 0, offsetof(struct conf, member), help,    \
+            choices                                                                                \
+    }
+
+static const char *const level_names[] = {"error", "warning", "info", "debug", NULL};
+static const char *const switch_names[] = {"off", "on", NULL};
+const char *const conf_device_names[] = {"auto", "host", "cuda", NULL};
 
 const struct conf_key conf_keys[] = {
     KEY("daemon", "runtime_dir", "/run/gradwire", CONF_PATH, false, 0, CONF_PATH_BYTES - 1,
@@ -31,12 +41,22 @@ const struct conf_key conf_keys[] = {
         "group. Without meaning when gradwired runs as an ordinary user."),
     KEY("daemon", "admin_group", "gradwire-admin", CONF_NAME, false, 0, 0, admin_group,
         "Group (name or number) that may use the administration socket."),
-    KEY("daemon", "log_level", "info", CONF_LEVEL, true, 0, 0, log_level,
-        "Least severe messages that are logged."),
+    KEY_CHOICE("daemon", "log_level", "info", true, log_level, level_names,
+               "Least severe messages that are logged."),
+    KEY_CHOICE("daemon", "device", "auto", false, device, conf_device_names,
+               "Where jobs may compute: host; cuda: on GPUs too, and gradwired does not start "
+               "without one; auto: on GPUs too where there are some. Also --device."),
+    KEY("daemon", "plugins", "", CONF_PATH, false, 0, CONF_PATH_BYTES - 1, plugins,
+        "Directory of gradwire-cuda.so. Empty: beside gradwire-engine, or as installed. Also "
+        "--plugins and $GRADWIRE_PLUGINS."),
     KEY("job", "linger", "60s", CONF_TIME, true, 0, 365 * DAY, linger_ns,
         "How long an engine outlives its last client, where the job does not say otherwise."),
     KEY("job", "memory_max_bytes", "0", CONF_BYTES, true, 0, INT64_MAX, memory_max_bytes,
         "Memory that one job may take on this node for all its buffers. 0: no limit."),
+    KEY("job", "stall_report", "10s", CONF_TIME, true, SECOND / 1000, 365 * DAY, stall_report_ns,
+        "When a job whose ranks wait for one of them says so first; then at doubled times."),
+    KEY_CHOICE("job", "gpu_sharing", "off", true, gpu_sharing, switch_names,
+               "Whether several jobs may use one GPU."),
     KEY("limits", "max_jobs_per_user", "64", CONF_COUNT, true, 1, 65536, max_jobs_per_user,
         "Jobs that one user may have on this node."),
     KEY("limits", "max_connections_per_user", "256", CONF_COUNT, true, 1, 65536,

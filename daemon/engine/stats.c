@@ -4,6 +4,7 @@
  * something changed, so that a fast job does not spend its time on it. Loop thread.
  */
 #include <stddef.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -34,6 +35,8 @@ static void write_page(struct engine *engine)
     }
     memcpy(page.name, engine->name, sizeof(page.name));
     memcpy(page.wait, engine->wait, sizeof(page.wait));
+    snprintf(page.device, sizeof(page.device), "%s", job_device_name(engine->job));
+    snprintf(page.fabric, sizeof(page.fabric), "%s", job_fabric_name(engine->job));
     atomic_store_explicit(&engine->stats->sequence, sequence + 1, memory_order_relaxed);
     atomic_thread_fence(memory_order_release);
     memcpy((char *)engine->stats + at, (const char *)&page + at, sizeof(page) - at);

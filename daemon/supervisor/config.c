@@ -30,6 +30,8 @@ static const struct option long_options[] = {
     {"config", required_argument, NULL, 'c'},
     {"check-config", no_argument, NULL, 't'},
     {"engine", required_argument, NULL, 'e'},
+    {"device", required_argument, NULL, 'd'},
+    {"plugins", required_argument, NULL, 'p'},
     {"version", no_argument, NULL, 'V'},
     {"help", no_argument, NULL, 'h'},
     {NULL, 0, NULL, 0},
@@ -62,6 +64,12 @@ int options_parse(int argc, char **argv, struct options *ret_options, char *erro
         case 'e':
             options.engine = optarg;
             break;
+        case 'd':
+            options.device = optarg;
+            break;
+        case 'p':
+            options.plugins = optarg;
+            break;
         case 'V':
             options.version = true;
             break;
@@ -93,6 +101,8 @@ void options_help(void)
                "  --runtime-dir DIR   sockets, lock and engines; also $GRADWIRE_RUNTIME_DIR\n"
                "  --socket PATH       client socket; also $GRADWIRE_SOCKET\n"
                "  --engine PATH       program to start for each job; also $GRADWIRE_ENGINE\n"
+               "  --device WHAT       where jobs may compute: auto, host or cuda (auto)\n"
+               "  --plugins DIR       where gradwire-cuda.so is; also $GRADWIRE_PLUGINS\n"
                "  --config FILE       configuration (" GW_CONFIG_FILE ")\n"
                "  --check-config      read the configuration, say whether it is right, end\n"
                "  --version, --help\n"
@@ -201,6 +211,7 @@ static int overlay(const struct options *options, struct conf *conf, char *error
         {conf->socket, options->socket, options->runtime_dir == NULL ? "GRADWIRE_SOCKET" : NULL,
          "--socket"},
         {conf->engine, options->engine, "GRADWIRE_ENGINE", "--engine"},
+        {conf->plugins, options->plugins, "GRADWIRE_PLUGINS", "--plugins"},
     };
     int r;
 
@@ -238,6 +249,21 @@ static int check_socket(const char *path, bool from_file, char *error, size_t er
     return from_file ? EX_CONFIG : EX_USAGE;
 }
 
+static int overlay_device(const char *value, struct conf *conf, char *error, size_t error_bytes)
+{
+    for (uint32_t i = 0; value != NULL; i++) {
+        if (conf_device_names[i] == NULL) {
+            (void)snprintf(error, error_bytes, "--device %s: give auto, host or cuda", value);
+            return EX_USAGE;
+        }
+        if (strcmp(value, conf_device_names[i]) == 0) {
+            conf->device = i;
+            return 0;
+        }
+    }
+    return 0;
+}
+
 int config_resolve(const struct options *options, struct conf *conf, char *error,
                    size_t error_bytes)
 {
@@ -247,6 +273,8 @@ int config_resolve(const struct options *options, struct conf *conf, char *error
     int r;
 
     r = overlay(options, conf, error, error_bytes);
+    if (r == 0)
+        r = overlay_device(options->device, conf, error, error_bytes);
     if (r != 0)
         return r;
     bytes = strlen(conf->runtime_dir);

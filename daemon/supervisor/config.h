@@ -10,7 +10,7 @@
 
 struct options {
     bool foreground, check_config, version, help;
-    const char *socket, *runtime_dir, *engine, *config; /* NULL: not given */
+    const char *socket, *runtime_dir, *engine, *config, *device, *plugins; /* NULL: not given */
 };
 
 /* 0 or EX_USAGE. */

@@ -308,6 +308,8 @@ static void on_message(struct engine *engine, struct packet *packet)
     }
     if (msg->type == WIRE_ENGINE_READY) {
         on_ready(engine, msg, packet);
+    } else if (msg->type == WIRE_LEASE_GET && engine->state == ENGINE_LIVE) {
+        lease_grant(engine, msg->u.lease_get.gpu);
     } else if (msg->type == WIRE_CLOSE && engine->state == ENGINE_STARTING) {
         /* Why it cannot become ready; it will end now. */
         engine->end_code = msg->u.done.code < 0 ? msg->u.done.code : GW_E_ENGINE_LOST;

@@ -114,6 +114,7 @@ static void handle_status(struct peer *peer, uint32_t request)
     (void)snprintf(msg.u.status.version, sizeof(msg.u.status.version), "%s", GW_VERSION);
     (void)snprintf(msg.u.status.socket, sizeof(msg.u.status.socket), "%.*s", (int)RUNDIR_SOCKET_MAX,
                    sup->conf.socket);
+    (void)snprintf(msg.u.status.devices, sizeof(msg.u.status.devices), "%s", sup->devices);
     msg.u.status.pid = (uint32_t)getpid();
     msg.u.status.draining = sup->draining;
     msg.u.status.jobs = engines_count(sup);

@@ -25,6 +25,7 @@
 
 #define LOCK_NAME "gradwired.lock"
 #define BACKLOG 512
+#define GPUS_MAX 1024u
 
 struct rundir {
     char *path;
@@ -33,6 +34,7 @@ struct rundir {
     bool made; /* by us, so ours to remove */
     char *sockets[2];
     unsigned sockets_count;
+    unsigned gpus; /* files under gpus/, at most; so that they do not fill the file system */
 };
 
 /* What kept us from making something, as an exit code. */
@@ -128,6 +130,35 @@ static int take_lock(struct rundir *dir, char *error, size_t error_bytes)
     return EX_CANTCREAT;
 }
 
+/* Removes the files of GPUs that nobody uses; how many are left. Only we make and lock them, so none
+ * can be taken between the look and the removal. */
+static unsigned sweep_gpus(struct rundir *dir)
+{
+    int list_fd = openat(dir->fd, "gpus", O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+    DIR *list = list_fd < 0 ? NULL : fdopendir(list_fd);
+    struct dirent *item;
+    unsigned left = 0;
+
+    if (list == NULL) {
+        fd_close(&list_fd);
+        return 0;
+    }
+    while ((item = readdir(list)) != NULL) {
+        int fd;
+
+        if (item->d_name[0] == '.')
+            continue;
+        fd = openat(list_fd, item->d_name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+        if (fd >= 0 && flock(fd, LOCK_SH | LOCK_NB) < 0)
+            left++;
+        else
+            (void)unlinkat(list_fd, item->d_name, 0);
+        fd_close(&fd);
+    }
+    (void)closedir(list);
+    return left;
+}
+
 int rundir_open(const char *path, bool privileged, struct rundir **ret_dir, char *error,
                 size_t error_bytes)
 {
@@ -155,6 +186,7 @@ int rundir_open(const char *path, bool privileged, struct rundir **ret_dir, char
         r = take_lock(dir, error, error_bytes);
     if (r != 0)
         goto fail;
+    dir->gpus = sweep_gpus(dir);
     if (mkdirat(dir->fd, "engines", 0755) < 0 && errno != EEXIST) {
         r = exit_code(errno);
         (void)snprintf(error, error_bytes, "cannot make %s/engines: %s", path, strerror(errno));
@@ -176,6 +208,8 @@ struct rundir *rundir_free(struct rundir *dir)
         free(dir->sockets[i]);
     }
     if (dir->lock_fd >= 0) {
+        (void)sweep_gpus(dir);
+        (void)unlinkat(dir->fd, "gpus", AT_REMOVEDIR);
         /* Fails while engines live, and so it should. */
         (void)unlinkat(dir->fd, "engines", AT_REMOVEDIR);
         (void)unlinkat(dir->fd, LOCK_NAME, 0);
@@ -387,6 +421,52 @@ bool rundir_entry_alive(struct rundir *dir, const char *entry, uid_t *ret_uid,
     }
     (void)close(fd);
     return alive;
+}
+
+/* As with an engine's lock: what the file says is written through another description than the one
+ * that is passed on, so that no engine can write there. */
+int rundir_gpu_lock(struct rundir *dir, const char *gpu, const char *tag, uid_t uid, int *ret_fd,
+                    char ret_holder[RUNDIR_HOLDER_BYTES])
+{
+    char path[96];
+    ssize_t n;
+    int write_fd, fd;
+    int r = GW_E_IO;
+
+    ret_holder[0] = '\0';
+    if (mkdirat(dir->fd, "gpus", 0700) == 0)
+        dir->gpus = 0;
+    else if (errno != EEXIST)
+        return GW_E_IO;
+    (void)snprintf(path, sizeof(path), "gpus/%s", gpu);
+    if (faccessat(dir->fd, path, F_OK, AT_SYMLINK_NOFOLLOW) < 0 && dir->gpus >= GPUS_MAX) {
+        dir->gpus = sweep_gpus(dir);
+        if (dir->gpus >= GPUS_MAX)
+            return GW_E_LIMIT;
+    }
+    write_fd = openat(dir->fd, path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    if (write_fd >= 0)
+        dir->gpus++;
+    else
+        write_fd = openat(dir->fd, path, O_WRONLY | O_CLOEXEC | O_NOFOLLOW);
+    fd = openat(dir->fd, path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    if (fd < 0 || write_fd < 0)
+        goto out;
+    if (flock(fd, LOCK_EX | LOCK_NB) < 0) {
+        r = errno == EWOULDBLOCK ? GW_E_BUSY : GW_E_IO;
+        n = pread(fd, ret_holder, RUNDIR_HOLDER_BYTES - 1, 0);
+        ret_holder[n > 0 ? n : 0] = '\0';
+        goto out;
+    }
+    if (ftruncate(write_fd, 0) == 0 && dprintf(write_fd, "%s %u\n", tag, uid) > 0)
+        r = 0;
+out:
+    fd_close(&write_fd);
+    if (r == 0)
+        *ret_fd = fd;
+    else
+        fd_close(&fd);
+    return r;
 }
 
 void rundir_entries(struct rundir *dir, void (*fn)(void *user, const char *entry), void *user)

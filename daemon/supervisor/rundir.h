@@ -8,6 +8,7 @@
  *   <runtime>/engines/<tag>/lock   held by the engine as long as it lives; "uid started_ns"
  *   <runtime>/engines/<tag>/sock   where a new gradwired connects
  *   <runtime>/engines/new-XXXXXX/  an engine whose tag is not known yet
+ *   <runtime>/gpus/<name>          held by the engine that uses the GPU; "tag uid" of its job
  *
  * Errors of rundir_open and rundir_listen are sysexits codes, because they end the program.
  * Loop thread only.
@@ -46,6 +47,11 @@ void rundir_entry_remove(struct rundir *dir, const char *entry);
 /* Is somebody holding its lock? Reads what the lock says on the way (both may be NULL). */
 bool rundir_entry_alive(struct rundir *dir, const char *entry, uid_t *ret_uid,
                         uint64_t *ret_started_ns);
+/* Locks the GPU's file: *ret_fd, to be passed on, holds the lock. GW_E_BUSY: somebody else does;
+ * ret_holder: what the file says of that. GW_E_LIMIT: too many GPUs are named; GW_E_IO. */
+#define RUNDIR_HOLDER_BYTES 48u
+int rundir_gpu_lock(struct rundir *dir, const char *gpu, const char *tag, uid_t uid, int *ret_fd,
+                    char ret_holder[RUNDIR_HOLDER_BYTES]);
 /* Calls fn for each entry; fn may remove it. */
 void rundir_entries(struct rundir *dir, void (*fn)(void *user, const char *entry), void *user);
 

@@ -28,7 +28,7 @@
 #define FIRST_FD 3
 #define FDS 4
 #define GROUPS_MAX_KEPT 65536u
-#define ENGINE_ARGS 20
+#define ENGINE_ARGS 24
 
 extern char **environ;
 
@@ -36,7 +36,7 @@ extern char **environ;
 struct plan {
     const char *program;
     char *argv[ENGINE_ARGS];
-    char numbers[8][24];
+    char numbers[9][24];
     char **envp;
     int fds[FDS];
     int null_fd;
@@ -222,7 +222,20 @@ static int plan_user(struct plan *plan, const struct peer *peer)
     return 0;
 }
 
-static void plan_arguments(struct plan *plan, const struct conf *conf)
+void spawn_devices(struct conf *conf, char *argv[SPAWN_DEVICE_ARGS])
+{
+    size_t used = 0;
+
+    argv[used++] = (char *)(uintptr_t) "--device";
+    argv[used++] = (char *)(uintptr_t)conf_device_names[conf->device];
+    if (conf->plugins[0] != '\0') {
+        argv[used++] = (char *)(uintptr_t) "--plugins";
+        argv[used++] = conf->plugins;
+    }
+    argv[used] = NULL;
+}
+
+static void plan_arguments(struct plan *plan, struct conf *conf)
 {
     const struct {
         const char *option;
@@ -235,6 +248,7 @@ static void plan_arguments(struct plan *plan, const struct conf *conf)
         {"--owner-uid", plan->uid},
         {"--linger-ns", (unsigned long long)conf->linger_ns},
         {"--memory-max-bytes", conf->memory_max_bytes},
+        {"--stall-report-ns", (unsigned long long)conf->stall_report_ns},
     };
     size_t used = 0;
 
@@ -244,6 +258,7 @@ static void plan_arguments(struct plan *plan, const struct conf *conf)
         plan->argv[used++] = (char *)(uintptr_t)options[i].option;
         plan->argv[used++] = plan->numbers[i];
     }
+    spawn_devices(conf, plan->argv + used);
 }
 
 /* cgroup.procs of the client's group (version 2), or -1. The pidfd proves that what was read of the

@@ -86,6 +86,8 @@ void stats_job(const struct engine *engine, struct stats_text *text, struct wire
     struct wire_job job = {
         .name = text->name,
         .wait = text->wait,
+        .device = text->device,
+        .fabric = text->fabric,
         .uid = engine->uid,
         .engine_pid = (uint32_t)engine->pid,
         .stage = UINT32_MAX,
@@ -109,6 +111,10 @@ void stats_job(const struct engine *engine, struct stats_text *text, struct wire
                           sizeof(text->name));
         (void)escape_text(page.wait, strnlen(page.wait, sizeof(page.wait)), text->wait,
                           sizeof(text->wait));
+        (void)escape_text(page.device, strnlen(page.device, sizeof(page.device)), text->device,
+                          sizeof(text->device));
+        (void)escape_text(page.fabric, strnlen(page.fabric, sizeof(page.fabric)), text->fabric,
+                          sizeof(text->fabric));
     } else {
         (void)strncpy(text->wait, "the engine's statistics cannot be read", sizeof(text->wait) - 1);
     }

@@ -81,7 +81,7 @@ void supervisor_engine_gone(struct supervisor *sup)
 static void take_field(const struct conf_key *key, struct conf *to, const struct conf *from)
 {
     size_t bytes =
-        key->type == CONF_COUNT || key->type == CONF_LEVEL ? sizeof(uint32_t) : sizeof(uint64_t);
+        key->type == CONF_COUNT || key->type == CONF_CHOICE ? sizeof(uint32_t) : sizeof(uint64_t);
 
     memcpy((uint8_t *)to + key->offset, (const uint8_t *)from + key->offset, bytes);
 }
@@ -223,7 +223,8 @@ static int set_up(struct supervisor *sup, char *error, size_t error_bytes)
     if (r != 0)
         return r;
     adopt_all(sup);
-    return listen_all(sup, error, error_bytes);
+    r = probe_start(sup, error, error_bytes);
+    return r != 0 ? r : listen_all(sup, error, error_bytes);
 }
 
 /* Nobody has the id of an engine that is still starting: all such are killed, and then waited for,
@@ -260,6 +261,7 @@ static void tear_down(struct supervisor *sup)
         (void)sigaddset(&ends, signals[i]);
     (void)sigprocmask(SIG_BLOCK, &ends, NULL);
     peers_stop_listening(sup);
+    probe_end(sup);
     abandon_starting(sup);
     while ((engine = TAILQ_FIRST(&sup->engines)) != NULL) {
         engine->end_code = GW_E_NO_DAEMON;

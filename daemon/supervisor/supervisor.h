@@ -8,6 +8,8 @@
  *   spawn.c     a new engine: directory entry, descriptors, fork, exec as the job's user
  *   adopt.c     engines of an earlier gradwired
  *   stats.c     what an engine's statistics page says
+ *   leases.c    GPUs, each to one job
+ *   probe.c     which devices there are, asked of a short-lived child
  *   rundir.c    runtime directory, lock, socket files
  *
  *   client -> peer HALF_OPEN --HELLO--> WAITING (for its engine) --ready--> handed over, forgotten
@@ -68,6 +70,8 @@ struct supervisor {
     bool stopping; /* STOP{engines}: end when the last engine has */
     struct alarm *stop_alarm;
     uint64_t started_ns;
+    struct probe *probe; /* the child that looks for GPUs; NULL: none now */
+    char devices[GW_TEXT_MAX + 1];
     struct packet packet; /* for whoever receives; never kept across callbacks */
 };
 
@@ -171,8 +175,24 @@ void engine_gone(struct engine *engine);
 /* Starts an engine for the peer's user. On failure `error` says what went wrong. */
 int engine_spawn(struct supervisor *sup, const struct peer *peer, struct engine **ret_engine,
                  char *error, size_t error_bytes);
+/* What tells an engine which devices it may offer; ends with NULL. */
+#define SPAWN_DEVICE_ARGS 5
+void spawn_devices(struct conf *conf, char *argv[SPAWN_DEVICE_ARGS]);
 /* What the child's preparation failed at, from engine->report_fd; false: nothing is known. */
 bool spawn_report(struct engine *engine, char *text, size_t text_bytes);
+
+/* ---- probe.c ---- */
+
+/* Which devices jobs are offered, asked of an engine's program in a process of its own: told in
+ * the log and kept in sup->devices when the answer is there. With device = cuda it is waited for:
+ * 0, or EX_UNAVAILABLE with what is missing. */
+int probe_start(struct supervisor *sup, char *error, size_t error_bytes);
+void probe_end(struct supervisor *sup);
+
+/* ---- leases.c ---- */
+
+/* Answers an engine's LEASE_GET. */
+void lease_grant(struct engine *engine, const char *gpu);
 
 /* ---- adopt.c ---- */
 
@@ -194,6 +214,8 @@ bool stats_read(int fd, struct gw_stats_page *ret_page);
 struct stats_text {
     char name[GW_LABEL_MAX + 1];
     char wait[GW_TEXT_MAX + 1];
+    char device[GW_LABEL_MAX + 1];
+    char fabric[GW_LABEL_MAX + 1];
 };
 void stats_job(const struct engine *engine, struct stats_text *text, struct wire_job *ret_job);
 

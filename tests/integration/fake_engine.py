@@ -22,28 +22,30 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import wire  # noqa: E402
 
 MODE = os.environ.get("GRADWIRE_FAKE", "")
-STATS = struct.Struct("<IIII I IIIII QQQ 5Q 5Q 5Q 64s 496s")
+STATS = struct.Struct("<IIII I IIIII QQQ 5Q 5Q 5Q 64s 496s 16s 32s")
 
 
 def options():
     parser = argparse.ArgumentParser(allow_abbrev=False)
     for name in ("channel-fd", "listen-fd", "lock-fd", "stats-fd", "owner-uid", "linger-ns",
-                 "memory-max-bytes"):
+                 "memory-max-bytes", "stall-report-ns"):
         parser.add_argument("--" + name, type=int, required=True)
+    parser.add_argument("--device", choices=["auto", "host", "cuda"], required=True)
+    parser.add_argument("--plugins")
     return parser.parse_args()
 
 
 def write_stats(page, clients, name=b"fake", wait=b""):
     values = [0x31485347, 1, 4, STATS.size, 0, 3, 4, clients, 2, 1, 7, 0, 1 << 20]
     values += [1, 2, 3, 4, 5] + [10] * 5 + [20] * 5
-    page[:STATS.size] = STATS.pack(*values, name, wait)
+    page[:STATS.size] = STATS.pack(*values, name, wait, b"fake", b"fake exact")
 
 
 def scribble(page):
     """Huge numbers, a name without an end, control characters."""
     page[16:] = b"\xff" * (len(page) - 16)
     page[16:20] = struct.pack("<I", 2)
-    at = STATS.size - 496 - 64
+    at = STATS.size - 32 - 16 - 496 - 64
     page[at:at + 64] = b"\x1b[2J\n\x07" + b"x" * 58
 
 
@@ -129,6 +131,9 @@ class Engine:
 
 
 def main():
+    if "--probe" in sys.argv:
+        print("a fake has no GPU")
+        raise SystemExit(69)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     engine = Engine(options())
     if MODE == "die":

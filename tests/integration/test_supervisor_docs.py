@@ -73,7 +73,7 @@ def test_manual_and_help_know_the_same_options(program, page):
     described = set(re.findall(r"Fl -([a-z-]+)", text))
     helps = output(program, "--help")
     if program == GWCTL:
-        helps += output(program, "plan", "--help")
+        helps += output(program, "plan", "--help") + output(program, "doctor", "--help")
     helped = set(re.findall(r"--([a-z-]+)", helps))
     assert described == helped
 
