@@ -18,6 +18,7 @@
 #include <time.h>
 
 #include "daemon/device/cuda/cuda.h"
+#include "daemon/device/cuda/plant.h"
 #include "gradwire/errors.h"
 
 #define POLL_NS 20000
@@ -75,6 +76,11 @@ static void CUDA_CB store_here(void *arg)
     free(store);
 }
 
+static uint64_t *done_word(struct cuda_device *device, uint32_t lane, uint32_t rank)
+{
+    return &device->shared->done[planted("word_reused") ? 0 : lane][rank];
+}
+
 static bool write_done(struct cuda_gpu *gpu, CUstream stream, uint64_t *word, uint64_t op)
 {
     struct host_store *store;
@@ -102,7 +108,7 @@ static bool wait_done(struct cuda_gpu *gpu, CUstream stream, uint32_t lane, uint
                       uint64_t value, uint64_t op)
 {
     for (; ranks; ranks &= ranks - 1) {
-        uint64_t *word = &gpu->device->shared->done[lane][__builtin_ctzll(ranks)];
+        uint64_t *word = done_word(gpu->device, lane, (uint32_t)__builtin_ctzll(ranks));
         if (!wait_word(gpu, stream, word, (CUdeviceptr)(uintptr_t)word, value, op))
             return false;
     }
@@ -174,6 +180,8 @@ static bool run(struct cuda_gpu *gpu, CUstream stream, const struct cuda_work *w
 
     if (work->work.run && work->work.ranks >> gpu->rank & 1)
         work->work.run(work->work.arg, &native);
+    if (planted("host_sync"))
+        (void)cudaStreamSynchronize((cudaStream_t)stream);
     return cuda_good(gpu, (CUresult)cuda_launch_end(&arg, 0, stream), "gw_k_end", work->work.op);
 }
 
@@ -184,7 +192,7 @@ static bool issue_work(struct cuda_gpu *gpu, const struct cuda_item *item)
     CUstream stream = gpu->tracks[work->lane].work;
     struct gw_k_stamps *stamps = &gpu->device->stamps[work->slot][(size_t)(item - work->items)];
 
-    for (uint32_t i = 0; i < work->after_count; i++) {
+    for (uint32_t i = 0; i < work->after_count && !planted("lane_wait_missing"); i++) {
         const struct cuda_after *after = &work->after[i];
         uint64_t ranks = after->ranks;
         if (after->lane == work->lane)
@@ -261,13 +269,16 @@ static bool issue_part(struct cuda_gpu *gpu, struct cuda_item *item)
 {
     struct cuda_work *work = item->work;
     const struct cuda_track *track = &gpu->tracks[work->lane];
-    uint64_t op = work->work.op;
+    uint64_t op = work->work.op, parts = work->parts;
+    uint64_t *word = done_word(gpu->device, work->lane, gpu->rank);
 
-    if (!issue_work(gpu, item))
+    if (planted("done_before_work") && !write_done(gpu, track->work, word, op))
         return false;
-    if (!write_done(gpu, track->work, &gpu->device->shared->done[work->lane][gpu->rank], op))
+    if (planted("signal_of_one_gpu"))
+        parts = UINT64_C(1) << gpu->rank;
+    if (!issue_work(gpu, item) || !write_done(gpu, track->work, word, op))
         return false;
-    if (!wait_done(gpu, track->notify, work->lane, work->parts, op, op))
+    if (!wait_done(gpu, track->notify, work->lane, parts, op, op))
         return false;
     if (!failed(gpu->device, work) && !finish_part(gpu, track->notify, item))
         return false;

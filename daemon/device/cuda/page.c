@@ -9,6 +9,7 @@
 #include <stdlib.h>
 
 #include "daemon/device/cuda/cuda.h"
+#include "daemon/device/cuda/plant.h"
 #include "gradwire/errors.h"
 
 /* The GPU's context is current; any will do. */
@@ -32,6 +33,8 @@ static int register_page(struct cuda_gpu *gpu, struct cuda_page *page)
     pthread_mutex_lock(&device->lock);
     page->alias = (char *)(uintptr_t)alias;
     pthread_mutex_unlock(&device->lock);
+    if (planted("page_unregistered_early"))
+        (void)cu.cuMemHostUnregister(page->base);
     return 0;
 }
 

@@ -10,6 +10,7 @@
 #include <time.h>
 
 #include "daemon/fabric/nccl/nccl.h"
+#include "daemon/device/cuda/plant.h"
 
 #define NAP_MIN_NS 5000
 #define NAP_MAX_NS 500000
@@ -66,6 +67,9 @@ bool nccl_settled(struct nccl_world *world, uint32_t rank, ncclComm_t comm, nccl
     long nap_ns = NAP_MIN_NS;
     ncclResult_t state;
 
+    /* Collectives only: "ncclComm..." makes communicators. */
+    if (planted("poll_left_out") && strncmp(call, "ncclComm", 8) != 0)
+        return true;
     for (;;) {
         if (comm && (result == ncclSuccess || result == ncclInProgress)) {
             result = ncclCommGetAsyncError(comm, &state);
@@ -166,6 +170,8 @@ static void run_abort(struct nccl_task *task)
 {
     struct nccl_group *group = atomic_load_explicit(&task->world->groups, memory_order_acquire);
 
+    if (planted("communicator_left"))
+        return;
     for (; group; group = group->next)
         abort_one(&group->comm[task->rank]);
     abort_one(&task->world->parent[task->rank]);
@@ -192,7 +198,8 @@ static void run_deregister(struct nccl_task *task)
     struct nccl_memory *memory = task->memory;
     ncclComm_t comm = world->everyone->comm[task->rank];
 
-    if (comm && memory->generation == world->generation && !aborted(world))
+    if (comm && memory->generation == world->generation && !aborted(world) &&
+        !planted("registration_left"))
         (void)world->library.comm_deregister(comm, memory->handle);
     memory->generation = 0;
 }

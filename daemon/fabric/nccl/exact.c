@@ -13,6 +13,7 @@
  * second phase: share r of every input is read by part r alone, before it writes it.
  */
 #include "daemon/fabric/nccl/nccl.h"
+#include "daemon/device/cuda/plant.h"
 
 static bool reads_directly(const struct nccl_part *part, uint32_t q, uint64_t count)
 {
@@ -39,7 +40,7 @@ static void bring(struct nccl_part *part, uint64_t first, uint64_t count, uint64
             continue;
         nccl_copy(part, scratch, from, count * sizeof(float));
         arg->in[q] = scratch;
-        scratch += room;
+        scratch += planted("scratch_shared") ? 0 : room;
     }
 }
 
@@ -62,6 +63,8 @@ static void sum(struct nccl_part *part, uint64_t first, uint64_t count, float *o
             return;
         nccl_check(part, cuda_launch_reduce(&arg, NCCL_THREADS, part->native->stream),
                    "gw_k_reduce");
+        if (planted("scratch_freed_early") && part->index == 0)
+            cuda_scratch_free(part->native->device, part->native->rank, part->scratch);
         if (arg.lanes)
             nccl_squares(part, at / GW_K_CHUNK, arg.count);
     }

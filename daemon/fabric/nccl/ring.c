@@ -9,6 +9,7 @@
  * second holds zeros for a rank that has no input.
  */
 #include "daemon/fabric/nccl/nccl.h"
+#include "daemon/device/cuda/plant.h"
 
 #define HALF_NUMEL ((uint64_t)NCCL_INPUT_BYTES / 2 / sizeof(float))
 
@@ -79,6 +80,8 @@ void nccl_broadcast(struct nccl_part *part)
 static void finish(struct nccl_part *part, const float *from, float *out, uint64_t count,
                    float scale, bool accumulate, bool squares)
 {
+    if (planted("epilogue_skipped"))
+        return;
     for (uint64_t at = 0; at < count && !part->failed; at += NCCL_PIECE_MAX) {
         struct gw_k_reduce arg = {.in = {from + at},
                                   .n = 1,
