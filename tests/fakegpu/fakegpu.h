@@ -30,7 +30,7 @@
  * server-wide numbers > 0; device is the server's number of the GPU (over all nodes). */
 enum fg_kind {
     FG_HELLO = 1,   /* pid, node, channel (0 calls, 1 host functions: process id in a[3]), flags ->
-                     * process id, GPUs per node, first GPU of the node, FG_CAP_* */
+                     * process id, GPUs per node, first GPU of the node; a[4]: hardware queues */
     FG_BYE,         /* leave in an orderly way: leaks are looked for */
     FG_DEVICE,      /* -> total bytes, free bytes, FG_CAP_* */
     FG_CONTEXT,     /* 1 made, 0 destroyed */
@@ -81,6 +81,8 @@ enum fg_kind {
 
 enum { FG_SCOPE_STREAM, FG_SCOPE_EVENT, FG_SCOPE_DEVICE };
 enum { FG_MEM_NONE, FG_MEM_DEVICE, FG_MEM_HOST, FG_MEM_REGISTERED };
+/* Bits 32.. of FG_POINTER's third word. */
+enum { FG_MAP_MALLOC, FG_MAP_IPC, FG_MAP_VMM, FG_MAP_HOST, FG_MAP_REGISTERED };
 enum { FG_CAP_MEMOPS = 1, FG_CAP_IPC = 2, FG_CAP_MPS = 4 };
 enum { FG_HELLO_NO_LEAKS = 1 }; /* leaks of this process are not reported */
 enum { FG_MEMOP_WAIT, FG_MEMOP_WRITE };
@@ -127,6 +129,9 @@ int fg_current_gpu(void);
 /* The server's number of a CUDA ordinal (CUDA_VISIBLE_DEVICES); -1: none. */
 int fg_gpu_of_ordinal(int ordinal);
 int fg_gpu_count(void);
+int fg_ordinal_of_gpu(int gpu);
+/* cudaSetDevice. */
+int fg_set_device(int ordinal);
 /* Breaks a rule that the library itself sees. */
 void fg_violation(const char *rule, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* Tells the server that a call blocks the host, or may. */

@@ -46,6 +46,17 @@ void nccl_process_gone(struct server *s, struct process *p, bool bye)
     (void)s, (void)p, (void)bye;
 }
 
+bool nccl_behind(struct server *s, struct stream *stream, const char *what)
+{
+    (void)s, (void)stream, (void)what;
+    return false;
+}
+
+void nccl_memory_going(struct server *s, const struct map *map)
+{
+    (void)s, (void)map;
+}
+
 bool nccl_inject(struct server *s, const char *kind, const char *args)
 {
     (void)s, (void)kind, (void)args;

@@ -74,7 +74,7 @@ uint64_t now_ns(void);
 
 enum phys_kind { PHYS_MALLOC, PHYS_VMM, PHYS_HOST, PHYS_REGISTERED };
 
-struct access_log;
+struct access_log; /* server_order.c */
 
 /* What really holds bytes: a memfd. */
 struct phys {
@@ -87,19 +87,28 @@ struct phys {
     uint64_t bytes, mapped_bytes;
     uint32_t handles;  /* VMM handles of all processes */
     uint32_t maps;     /* struct map */
-    uint32_t pins;     /* running ops that use it */
     uint32_t imports;  /* legacy IPC: open in other processes */
     bool exported, exportable, freed;
-    int token_fd; /* what VMM exports: an empty memfd, its inode the name */
+    /* What VMM exports is the write end of a pipe, its inode the name; this is the read end, which
+     * tells when the last copy of the other has been closed. -1: not yet. */
+    int token_fd;
     uint64_t token_inode;
-    struct access_log *log; /* for the check of unordered accesses */
+    uint64_t inode; /* of fd: two registrations of one file are the same memory */
     struct phys *next;
+};
+
+/* VMM handles of one process to one allocation. */
+struct handle {
+    struct process *process;
+    struct phys *phys;
+    uint32_t count;
+    struct handle *next;
 };
 
 enum map_kind { MAP_MALLOC, MAP_IPC, MAP_VMM, MAP_HOST, MAP_REGISTERED, MAP_RESERVED };
 
-/* A range of addresses of one process. Two maps never overlap, but a MAP_RESERVED lies under the
- * MAP_VMMs inside it. */
+/* A range of addresses of one process, the server's own mapping of it included. No two overlap;
+ * reservations (cuMemAddressReserve) are kept apart, as maps without memory. */
 struct map {
     uint64_t address, bytes; /* bytes: as asked for; guard pages lie between maps */
     uint64_t mapped_bytes;
@@ -111,7 +120,11 @@ struct map {
     uint64_t readable, writable; /* VMM: a bit per GPU */
     int gpu;                     /* that opened or allocated; -1 host */
     bool read_only;
-    struct map *next;
+};
+
+struct maps { /* sorted by address */
+    struct map **at;
+    size_t count, room;
 };
 
 /* The map of the process that holds [address, address + bytes), or NULL. Also finds registered
@@ -144,9 +157,10 @@ struct kernel;
 struct event;
 struct stream;
 
+/* Per stream index: up to which of its ops something is ordered behind. */
 struct clock {
     uint32_t count;
-    uint64_t *seq; /* per stream index: up to which of its ops this is ordered behind */
+    uint64_t *seq;
 };
 
 struct op {
@@ -157,11 +171,11 @@ struct op {
     enum op_kind kind;
     bool running;   /* taken by a worker, resident, or with the process (host function) */
     bool collected; /* a collective: told to the NCCL part */
-    uint64_t enqueued_ns, not_before_ns, done_ns;
+    uint64_t enqueued_ns, not_before_ns; /* not_before 0: not yet at the head */
+    uint64_t start; /* running: in order of starts, from 1 */
     struct after *after;
     uint32_t after_count;
     uint32_t ctas;
-    struct clock clock;
     union {
         struct {
             const struct kernel *kernel;
@@ -193,7 +207,7 @@ struct stream {
     int priority;
     uint64_t last_seq, done_seq;
     struct op *head, *tail;
-    struct clock clock; /* of the last op enqueued */
+    struct clock clock; /* of the op at the head once it runs, else of the last that ran */
 };
 
 struct event {
@@ -202,9 +216,11 @@ struct event {
     int gpu;
     bool interprocess, timing, closed;
     struct after recorded; /* seq 0: never */
-    uint64_t records, record_ns;
-    uint32_t users; /* queued records and waits, and opens in other processes */
-    uint32_t waits; /* queued waits of other processes */
+    uint64_t done_ns;    /* when the last record ran */
+    struct clock clock;  /* then */
+    uint32_t queued;     /* ops that name it */
+    uint32_t waits;      /* queued waits of other processes */
+    uint64_t opened;     /* bit per process id % 64: others that opened it */
     struct event *next;
 };
 
@@ -218,8 +234,8 @@ struct gpu {
 
 /* NULL: no such stream of this process (numbers of other processes mean nothing to it). */
 struct stream *stream_find(struct server *s, const struct process *p, uint64_t number);
-/* Makes an op at the end of the stream, ordered behind what CUDA says; the caller fills `u` and
- * then calls op_submit. */
+/* Makes an op for the end of the stream, ordered behind what CUDA says; the caller fills `u` and
+ * then calls op_submit before it makes another. NULL: no memory. */
 struct op *op_new(struct server *s, struct stream *stream, enum op_kind kind);
 void op_submit(struct server *s, struct op *op);
 /* The op at its stream's head has ended: frees it, starts what follows. */
@@ -229,6 +245,8 @@ void process_fault(struct server *s, struct process *p, int error, const char *f
     __attribute__((format(printf, 4, 5)));
 /* Declares what an op that runs now reads or writes; reports what is unordered with others. */
 void access_note(struct server *s, struct op *op, uint64_t address, uint64_t bytes, bool write);
+/* The ops, all running, saw each other (a collective): each stream is ordered behind all. */
+void ops_join(struct server *s, struct op *const *ops, uint32_t count);
 /* Wakes the workers. */
 void server_kick(struct server *s);
 
@@ -248,9 +266,8 @@ struct process {
     int sticky;
     int sticky_in; /* injected: kernels until one fails; 0: none */
     uint64_t contexts; /* bit per GPU */
-    uint64_t peers[FG_GPUS_MAX];
+    uint64_t peers[FG_GPUS_MAX]; /* bit per GPU whose memory this GPU's kernels may use */
     struct stream *null_streams[FG_GPUS_MAX];
-    uint32_t running[FG_GPUS_MAX]; /* kernels, copies, collectives now on the GPU */
     struct process *next;
 };
 
@@ -261,7 +278,7 @@ struct inject {
 
 struct counts {
     uint64_t kernels, copies, copy_bytes, fills, waits, writes, records, hostfns, collectives;
-    uint64_t allocations, frees, registers, imports, syncs, delays_ns;
+    uint64_t allocations, frees, registers, imports, syncs, faults;
 };
 
 struct server {
@@ -271,18 +288,19 @@ struct server {
     uint64_t seed;
     uint32_t gpus_per_node, nodes, gpu_count;
     uint32_t ctas; /* per GPU */
+    uint32_t delay_percent;
     bool mps, default_step;
     struct gpu gpus[FG_GPUS_MAX];
     struct process *processes;
     uint32_t next_process;
     struct phys *phys;
-    struct map *maps;
+    struct handle *handles;
+    struct maps maps, reserved;
     uint64_t next_address, next_phys;
     struct stream **streams;
     uint32_t stream_count;
     struct event *events;
-    uint64_t next_event, next_op;
-    struct clock completed; /* per stream: done_seq */
+    uint64_t next_event, next_op, next_start, picks;
     struct inject inject;
     struct counts counts;
     uint64_t broken[RULE_COUNT]; /* how often */
@@ -304,12 +322,18 @@ void *nccl_take(struct server *s);
 void nccl_run(void *job);
 /* After it; faulted: the address, or 0. Calls op_finish for its ops. */
 void nccl_finish(struct server *s, void *job, uint64_t faulted);
-/* An op that will not run (process ended, fault): forget it, free u.collective. */
+/* An op that will not run (process ended, fault): forget it, free u.collective. It may come while
+ * nccl_run runs for it; nccl_finish then leaves the op out. */
 void nccl_drop(struct server *s, struct op *op);
 /* Does what is due (late enqueues) and says when to call again; UINT64_MAX: no need. */
 uint64_t nccl_tick(struct server *s, uint64_t now);
 /* A process has ended; bye: in an orderly way, so communicators left are leaks. */
 void nccl_process_gone(struct server *s, struct process *p, bool bye);
+/* Something is about to be put into the stream (op_new): reports, true, where that is behind a
+ * call that its caller has not seen end. */
+bool nccl_behind(struct server *s, struct stream *stream, const char *what);
+/* The map is about to go: reports communicators and queued collectives that still name it. */
+void nccl_memory_going(struct server *s, const struct map *map);
 /* `inject nccl-... ARGS`; false: no such injection. */
 bool nccl_inject(struct server *s, const char *kind, const char *args);
 

@@ -1,0 +1,159 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Processes: who is connected, what their GPUs can do, faults, and their end. Lock held. */
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "tests/fakegpu/server_internal.h"
+
+struct process *process_find(struct server *s, pid_t pid)
+{
+    for (struct process *p = s->processes; p; p = p->next)
+        if (p->pid == pid && !p->gone)
+            return p;
+    return NULL;
+}
+
+struct process *process_new(struct server *s, int fd, pid_t pid, int node)
+{
+    struct process *p = calloc(1, sizeof(*p));
+
+    if (!p)
+        return NULL;
+    *p = (struct process){.id = ++s->next_process, .pid = pid, .node = node, .fd = fd,
+                          .host_fd = -1, .step = s->default_step, .next = s->processes};
+    s->processes = p;
+    return p;
+}
+
+void process_fault(struct server *s, struct process *p, int error, const char *format, ...)
+{
+    char text[256];
+    va_list args;
+
+    if (p->sticky || p->gone)
+        return;
+    va_start(args, format);
+    vsnprintf(text, sizeof(text), format, args);
+    va_end(args);
+    fprintf(stderr, "fakegpu: process %u (pid %d): sticky error %d: %s\n", p->id, (int)p->pid,
+            error, text);
+    s->counts.faults++;
+    for (struct process *other = s->processes; other; other = other->next) {
+        /* Under MPS a fault ends every client of the GPU. */
+        if (other != p && !(s->mps && other->contexts & p->contexts))
+            continue;
+        other->sticky = error;
+        for (uint32_t i = 0; i < s->stream_count; i++)
+            if (s->streams[i]->process == other)
+                stream_kill(s, s->streams[i]);
+    }
+    server_kick(s);
+}
+
+void process_gone(struct server *s, struct process *p)
+{
+    bool leaks = p->bye && !p->sticky && !p->no_leaks;
+
+    if (p->gone)
+        return;
+    p->gone = true;
+    nccl_process_gone(s, p, leaks);
+    streams_process_gone(s, p, leaks);
+    events_process_gone(s, p, leaks);
+    vmm_process_gone(s, p, leaks);
+    memory_process_gone(s, p, leaks);
+    server_kick(s);
+}
+
+static void device(struct server *s, struct call *c)
+{
+    const struct gpu *gpu = &s->gpus[c->q->device];
+
+    vmm_sweep(s);
+    c->reply.v[0] = gpu->total_bytes;
+    c->reply.v[1] = gpu->total_bytes - gpu->used_bytes;
+    c->reply.v[2] = (s->inject.no_memops ? 0u : (unsigned)FG_CAP_MEMOPS) |
+                    (s->inject.no_ipc ? 0u : (unsigned)FG_CAP_IPC) |
+                    (s->mps ? (unsigned)FG_CAP_MPS : 0u);
+}
+
+static void peer(struct server *s, struct call *c)
+{
+    uint64_t other = c->q->a[0];
+    uint64_t *peers = &c->process->peers[c->q->device];
+
+    if (other >= s->gpu_count || other == c->q->device ||
+        s->gpus[other].node != c->process->node)
+        c->reply.error = E_INVALID_DEVICE;
+    else if (c->q->a[1] && *peers >> other & 1)
+        c->reply.error = E_PEER_ALREADY;
+    else if (!c->q->a[1] && !(*peers >> other & 1))
+        c->reply.error = E_PEER_NOT_ENABLED;
+    else
+        *peers ^= UINT64_C(1) << other;
+}
+
+static void told_violation(struct server *s, struct call *c, const char *text)
+{
+    char rule[64];
+    const char *space = strchr(text, ' ');
+    int number;
+
+    if (!space || (size_t)(space - text) >= sizeof(rule))
+        return;
+    memcpy(rule, text, (size_t)(space - text));
+    rule[space - text] = '\0';
+    number = rule_find(rule);
+    if (number >= 0)
+        violation(s, (enum rule)number, c->process, "%s", space + 1);
+}
+
+void process_request(struct server *s, struct call *c)
+{
+    char text[512];
+    size_t bytes = c->q->payload_bytes < sizeof(text) ? c->q->payload_bytes : sizeof(text) - 1;
+    uint32_t number;
+
+    memcpy(text, c->payload, bytes);
+    text[bytes] = '\0';
+    switch (c->q->kind) {
+    case FG_BYE:
+        c->process->bye = true;
+        break;
+    case FG_DEVICE:
+        device(s, c);
+        break;
+    case FG_CONTEXT:
+        if (c->q->a[0])
+            c->process->contexts |= UINT64_C(1) << c->q->device;
+        else
+            c->process->contexts &= ~(UINT64_C(1) << c->q->device);
+        break;
+    case FG_PEER:
+        peer(s, c);
+        break;
+    case FG_SYNC:
+        s->counts.syncs++;
+        if (c->process->step)
+            violation(s, RULE_host_sync, c->process, "%s", text);
+        break;
+    case FG_VIOLATION:
+        told_violation(s, c, text);
+        break;
+    case FG_KERNEL_FIND:
+        number = kernel_find(text);
+        if (!number) {
+            violation(s, RULE_unknown_kernel, c->process, "%s", text);
+            c->reply.error = E_NOT_FOUND;
+            break;
+        }
+        c->reply.v[0] = number;
+        c->reply.v[1] = kernel_at(number)->argument_bytes;
+        break;
+    default:
+        c->reply.error = E_INVALID_VALUE;
+    }
+}
