@@ -23,6 +23,9 @@ struct cuda_native {
  * what parts have left behind may be half of a result. */
 void cuda_fault(struct device *device, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
+/* Such a fault has come, or the device ends: what issuing threads have to do is dropped, calls
+ * too. Any thread. */
+bool cuda_broken(const struct device *device);
 /* Loop thread: runs `call` on the issuing thread of the rank's GPU, after what is queued there;
  * `release` on the loop thread afterwards. For communicators. */
 int cuda_call(struct device *device, uint32_t rank, void (*call)(void *arg, int gpu), void *arg,

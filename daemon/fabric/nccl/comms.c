@@ -175,6 +175,7 @@ static void run_abort(struct nccl_task *task)
     for (; group; group = group->next)
         abort_one(&group->comm[task->rank]);
     abort_one(&task->world->parent[task->rank]);
+    atomic_fetch_sub_explicit(&task->world->left, 1, memory_order_release);
 }
 
 /* What NCCL cannot register it uses as it is: slower, not wrong. */
@@ -304,9 +305,25 @@ struct nccl_world *nccl_world_unref(struct nccl_world *world)
 void nccl_world_abort(struct nccl_world *world)
 {
     atomic_store_explicit(&world->aborted, true, memory_order_release);
+    atomic_store_explicit(&world->left, world->count, memory_order_relaxed);
     for (uint32_t rank = 0; rank < world->count; rank++) {
         (void)cuda_idle(world->device, rank, NULL, NULL);
-        (void)nccl_task_post(&(struct nccl_task){.world = world, .rank = rank, .run = run_abort});
+        if (nccl_task_post(&(struct nccl_task){.world = world, .rank = rank, .run = run_abort}) < 0)
+            atomic_fetch_sub_explicit(&world->left, 1, memory_order_relaxed);
+    }
+}
+
+void nccl_world_settle(struct nccl_world *world)
+{
+    uint64_t began_ns = now_ns();
+    const struct timespec time = {0, NAP_MAX_NS};
+
+    while (atomic_load_explicit(&world->left, memory_order_acquire) > 0 &&
+           !cuda_broken(world->device)) {
+        if (now_ns() - began_ns > NCCL_SETTLE_NS)
+            cuda_fault(world->device, "communicators could not be ended within %u s; a GPU hangs",
+                       (unsigned)(NCCL_SETTLE_NS / 1000000000u));
+        nanosleep(&time, NULL);
     }
 }
 

@@ -19,14 +19,25 @@ static int fabric_new(const struct fabric_config *config, struct fabric **ret_fa
     return 0;
 }
 
+/* The last generation's communicators have ended on every GPU. */
+static void settle_last(struct nccl_fabric *fabric)
+{
+    if (!fabric->last)
+        return;
+    nccl_world_settle(fabric->last);
+    fabric->last = nccl_world_unref(fabric->last);
+}
+
 static void fabric_abort(struct fabric *fabric)
 {
     struct nccl_fabric *nccl = nccl_of(fabric);
 
     if (!nccl->world)
         return;
+    settle_last(nccl);
     nccl_world_abort(nccl->world);
-    nccl->world = nccl_world_unref(nccl->world);
+    nccl->last = nccl->world;
+    nccl->world = NULL;
 }
 
 static struct fabric *fabric_free(struct fabric *fabric)
@@ -37,6 +48,7 @@ static struct fabric *fabric_free(struct fabric *fabric)
     if (!nccl)
         return NULL;
     fabric_abort(fabric);
+    settle_last(nccl);
     nccl_unseal(nccl);
     for (uint32_t rank = 0; rank < nccl->config.world; rank++)
         if (nccl->scratch[rank].base)
@@ -102,6 +114,7 @@ static int fabric_form(struct fabric *fabric)
     int r;
 
     fabric_abort(fabric);
+    settle_last(nccl);
     r = nccl_library_find(&nccl->library, text);
     if (r < 0) {
         cuda_fault(nccl->config.device, "%s", text);
@@ -156,20 +169,17 @@ static void memory_removed(struct fabric *fabric, uint32_t rank, const struct de
     struct nccl_fabric *nccl = nccl_of(fabric);
     struct nccl_memory **at = &nccl->memory, *removed;
 
+    (void)rank;
     while (*at && (*at)->memory != memory)
         at = &(*at)->next;
     removed = *at;
     if (!removed)
         return;
     *at = removed->next;
-    if (nccl->world && !nccl_memory_deregister(nccl->world, removed)) {
-        /* The task may still come: what it names stays. */
-        cuda_fault(nccl->config.device,
-                   "rank %u: memory could not be taken from NCCL within %llu s; its GPU may hang",
-                   rank, (unsigned long long)(NCCL_REMOVE_NS / 1000000000u));
-        return;
-    }
-    free(removed);
+    settle_last(nccl);
+    /* Otherwise the task may still come: what it names stays. */
+    if (!nccl->world || nccl_memory_deregister(nccl->world, removed))
+        free(removed);
 }
 
 /* ---- ops ------------------------------------------------------------------------------------- */

@@ -39,7 +39,7 @@
 #define NCCL_DIRECT_BYTES (256u << 10)
 
 #define NCCL_TIMEOUT_NS (1800 * UINT64_C(1000000000))
-#define NCCL_REMOVE_NS (10 * UINT64_C(1000000000)) /* for memory to be deregistered */
+#define NCCL_SETTLE_NS (20 * UINT64_C(1000000000)) /* for an issuing thread to come to a task */
 
 struct nccl_fabric;
 
@@ -67,6 +67,7 @@ struct nccl_world {
     uint32_t references;             /* loop thread */
     uint32_t count;                  /* ranks */
     atomic_bool aborted; /* nothing waits for another rank any more */
+    atomic_uint left;    /* ranks whose communicators are still to be aborted, then */
     atomic_int id_state;
     ncclUniqueId id; /* rank 0's issuing thread, before id_state */
     /* From which groups are split: no collective ever runs on it, for ncclCommSplit must find none
@@ -123,6 +124,7 @@ struct nccl_fabric {
     struct nccl_library library;
     struct device_stream *reduce, *control, *gather[GW_RANKS_MAX];
     struct nccl_world *world; /* NULL: not formed */
+    struct nccl_world *last;  /* aborted, perhaps not everywhere yet; NULL: none */
     uint64_t generation;
     struct nccl_memory *memory;
     struct {
@@ -161,6 +163,9 @@ int nccl_library_find(struct nccl_library *library, char text[GW_TEXT_MAX + 1]);
 int nccl_world_new(struct nccl_fabric *fabric, struct nccl_world **ret_world);
 struct nccl_world *nccl_world_unref(struct nccl_world *world);
 void nccl_world_abort(struct nccl_world *world);
+/* After an abort: waits until it has been done everywhere, so that memory may go and another world
+ * come. A GPU that does not come to it is the device's fault. */
+void nccl_world_settle(struct nccl_world *world);
 /* The group of these members, made if it is new. */
 int nccl_group_get(struct nccl_world *world, const uint32_t *members, uint32_t count,
                    struct nccl_group **ret_group);
@@ -183,7 +188,8 @@ struct nccl_task {
 };
 /* Copies it; behind what the thread has to do already. */
 int nccl_task_post(const struct nccl_task *task);
-/* The same, and waits for its end. False: it has not come within NCCL_REMOVE_NS. */
+/* The same, and waits for its end. False: it has not come within NCCL_SETTLE_NS, which is told, or
+ * will not, for the device is broken. */
 bool nccl_task_wait(const struct nccl_task *task);
 
 /* op.c: loop thread. */

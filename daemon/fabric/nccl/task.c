@@ -3,12 +3,13 @@
  * Tasks: what issuing threads do beside parts of ops. Posted and released on the loop thread, run
  * on a rank's issuing thread. A task holds its world.
  */
-#include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <time.h>
 
 #include "daemon/fabric/nccl/nccl.h"
+
+#define STEP_NS 10000000
 
 /* Shared by a task and who waits for it; references are the loop thread's. */
 struct nccl_finish {
@@ -83,28 +84,37 @@ int nccl_task_post(const struct nccl_task *task)
     return r;
 }
 
+/* False: the device is broken, now at the latest. */
+static bool wait_for(struct nccl_finish *finish, struct device *device)
+{
+    struct timespec until;
+    bool done;
+
+    pthread_mutex_lock(&finish->lock);
+    for (uint64_t waited_ns = 0; !finish->done && !cuda_broken(device); waited_ns += STEP_NS) {
+        if (waited_ns >= NCCL_SETTLE_NS)
+            cuda_fault(device, "NCCL could not be asked within %u s; a GPU hangs",
+                       (unsigned)(NCCL_SETTLE_NS / 1000000000u));
+        clock_gettime(CLOCK_MONOTONIC, &until);
+        until.tv_nsec += STEP_NS;
+        until.tv_sec += until.tv_nsec / 1000000000;
+        until.tv_nsec %= 1000000000;
+        (void)pthread_cond_timedwait(&finish->changed, &finish->lock, &until);
+    }
+    done = finish->done;
+    pthread_mutex_unlock(&finish->lock);
+    return done;
+}
+
 bool nccl_task_wait(const struct nccl_task *task)
 {
     struct nccl_task waited = *task;
-    struct timespec until;
     bool done;
 
     waited.finish = finish_new();
     if (!waited.finish)
         return false;
-    if (nccl_task_post(&waited) < 0) {
-        finish_unref(waited.finish);
-        return false;
-    }
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_sec += (time_t)(NCCL_REMOVE_NS / 1000000000u);
-    pthread_mutex_lock(&waited.finish->lock);
-    while (!waited.finish->done &&
-           pthread_cond_timedwait(&waited.finish->changed, &waited.finish->lock, &until) !=
-               ETIMEDOUT)
-        ;
-    done = waited.finish->done;
-    pthread_mutex_unlock(&waited.finish->lock);
+    done = nccl_task_post(&waited) == 0 && wait_for(waited.finish, waited.world->device);
     finish_unref(waited.finish);
     return done;
 }
