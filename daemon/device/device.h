@@ -55,6 +55,7 @@ struct device_config {
 /* Pages are made by daemon/device/pages.h, on the host whatever the device. */
 enum device_memory_kind {
     DEVICE_MEMORY_ARENA,    /* bulk data, on the rank's GPU; clients map it read-write */
+    DEVICE_MEMORY_RESERVED, /* an arena too: one of those that lie ready, if there is one */
     DEVICE_MEMORY_STAGING,  /* data on its way to and from a client: host memory on every device */
 };
 
@@ -145,6 +146,10 @@ struct device_ops {
     /* GW_E_NOMEM: it cannot be had, now; GW_E_LIMIT: more descriptors than allowed. */
     int (*memory_new)(struct device *device, enum device_memory_kind kind, uint32_t rank,
                       const char *name, size_t bytes, struct device_memory **ret_memory);
+    /* From now on `count` arenas of the rank lie ready (none is kept of what was reserved before) for
+     * memory_new(DEVICE_MEMORY_RESERVED): making one in the middle of a step may wait for works
+     * that run. Host: nothing to do. GW_E_NOMEM, GW_E_LIMIT. */
+    int (*memory_reserve)(struct device *device, uint32_t rank, size_t bytes, uint32_t count);
     /* GW_E_INVALID: it is not what the client says; GW_E_UNIMPLEMENTED on the host. */
     int (*memory_import)(struct device *device, uint32_t rank, const struct device_import *import,
                          struct device_memory **ret_memory, char text[GW_TEXT_MAX + 1]);

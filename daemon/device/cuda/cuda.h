@@ -69,6 +69,7 @@ struct cuda_page {
 
 enum cuda_block_kind {
     CUDA_BLOCK_ARENA,
+    CUDA_BLOCK_SPARE, /* an arena that nobody has taken yet */
     CUDA_BLOCK_STAGING,
     CUDA_BLOCK_IMPORT,
     CUDA_BLOCK_SCRATCH
@@ -160,6 +161,7 @@ CUdeviceptr cuda_alias(const struct cuda_device *device, const void *host);
 /* memory.c */
 int cuda_memory_new(struct device *device, enum device_memory_kind kind, uint32_t rank,
                     const char *name, size_t bytes, struct device_memory **ret_memory);
+int cuda_memory_reserve(struct device *device, uint32_t rank, size_t bytes, uint32_t count);
 int cuda_memory_import(struct device *device, uint32_t rank, const struct device_import *import,
                        struct device_memory **ret_memory, char text[GW_TEXT_MAX + 1]);
 struct device_memory *cuda_memory_free(struct device *device, struct device_memory *memory);

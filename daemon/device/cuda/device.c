@@ -310,6 +310,17 @@ static struct device *device_free(struct device *device)
 
 /* ---- what fabrics ask (native.h) ------------------------------------------------------------- */
 
+bool cuda_broken(const struct device *device)
+{
+    struct cuda_device *of = cuda_of(device);
+    bool broken;
+
+    pthread_mutex_lock(&of->lock);
+    broken = of->broken || of->stopping;
+    pthread_mutex_unlock(&of->lock);
+    return broken;
+}
+
 int cuda_gpu(const struct device *device, uint32_t rank)
 {
     const struct cuda_device *of = cuda_of(device);
@@ -332,6 +343,7 @@ const struct device_ops device_cuda = {
     .page_add = cuda_page_add,
     .page_remove = cuda_page_remove,
     .memory_new = cuda_memory_new,
+    .memory_reserve = cuda_memory_reserve,
     .memory_import = cuda_memory_import,
     .memory_free = cuda_memory_free,
     .copy = cuda_copy,

@@ -56,8 +56,7 @@ static CUresult open_to(const struct cuda_block *block, const struct cuda_gpu *g
 int cuda_blocks_open_to(struct cuda_device *device, const struct cuda_gpu *gpu)
 {
     for (struct cuda_block *block = device->blocks; block; block = block->next) {
-        bool mapped = block->kind == CUDA_BLOCK_ARENA || block->kind == CUDA_BLOCK_SCRATCH;
-        if (!mapped || !(gpu->reached >> block->rank & 1))
+        if (!block->mapped || !(gpu->reached >> block->rank & 1))
             continue;
         if (!cuda_good(&device->gpus[gpu->rank], open_to(block, gpu), "cuMemSetAccess", 0))
             return GW_E_DEVICE;
@@ -147,6 +146,11 @@ static int fill_block(struct cuda_gpu *gpu, struct cuda_block *block, bool share
     return clear(gpu, block->memory.base, block->mapped);
 }
 
+static size_t whole(const struct cuda_gpu *gpu, size_t bytes)
+{
+    return (bytes + gpu->granularity - 1) / gpu->granularity * gpu->granularity;
+}
+
 static int vmm_new(struct cuda_gpu *gpu, enum cuda_block_kind kind, size_t bytes,
                    struct cuda_block **ret_block)
 {
@@ -160,10 +164,10 @@ static int vmm_new(struct cuda_gpu *gpu, enum cuda_block_kind kind, size_t bytes
         return GW_E_NOMEM;
     block->kind = kind;
     block->rank = gpu->rank;
-    block->mapped = (bytes + gpu->granularity - 1) / gpu->granularity * gpu->granularity;
+    block->mapped = whole(gpu, bytes);
     block->memory = (struct device_memory){
         .bytes = bytes, .mapped_bytes = block->mapped, .fd = -1, .on_device = true};
-    r = fill_block(gpu, block, kind == CUDA_BLOCK_ARENA);
+    r = fill_block(gpu, block, kind != CUDA_BLOCK_SCRATCH);
     if (r < 0) {
         unmap(block);
         if (block->memory.fd >= 0)
@@ -294,23 +298,6 @@ int cuda_memory_import(struct device *device, uint32_t rank, const struct device
 
 /* ---- the table's ----------------------------------------------------------------------------- */
 
-int cuda_memory_new(struct device *device, enum device_memory_kind kind, uint32_t rank,
-                    const char *name, size_t bytes, struct device_memory **ret_memory)
-{
-    struct cuda_device *of = cuda_of(device);
-    struct cuda_gpu *gpu = gpu_of(of, rank);
-    struct cuda_block *block = NULL;
-    int r;
-
-    if (kind == DEVICE_MEMORY_STAGING)
-        r = staging_new(of, name, bytes, &block);
-    else
-        r = gpu ? vmm_new(gpu, CUDA_BLOCK_ARENA, bytes, &block) : GW_E_NO_DEVICE;
-    if (r == 0)
-        *ret_memory = &block->memory;
-    return r;
-}
-
 static void block_free(struct cuda_device *device, struct cuda_block *block)
 {
     struct cuda_block **at = &device->blocks;
@@ -338,6 +325,60 @@ struct device_memory *cuda_memory_free(struct device *device, struct device_memo
     if (memory)
         block_free(cuda_of(device), (struct cuda_block *)(void *)memory);
     return NULL;
+}
+
+/* It has been zeroed when it was made. */
+static struct cuda_block *take_spare(struct cuda_gpu *gpu, size_t bytes)
+{
+    struct cuda_block *block = gpu->device->blocks;
+
+    while (block && (block->kind != CUDA_BLOCK_SPARE || block->rank != gpu->rank ||
+                     block->mapped != whole(gpu, bytes)))
+        block = block->next;
+    if (block) {
+        block->kind = CUDA_BLOCK_ARENA;
+        block->memory.bytes = bytes;
+    }
+    return block;
+}
+
+int cuda_memory_new(struct device *device, enum device_memory_kind kind, uint32_t rank,
+                    const char *name, size_t bytes, struct device_memory **ret_memory)
+{
+    struct cuda_device *of = cuda_of(device);
+    struct cuda_gpu *gpu = gpu_of(of, rank);
+    struct cuda_block *block = NULL;
+    int r = 0;
+
+    if (kind == DEVICE_MEMORY_STAGING)
+        r = staging_new(of, name, bytes, &block);
+    else if (!gpu)
+        r = GW_E_NO_DEVICE;
+    else if (kind != DEVICE_MEMORY_RESERVED || !(block = take_spare(gpu, bytes)))
+        r = vmm_new(gpu, CUDA_BLOCK_ARENA, bytes, &block);
+    if (r == 0)
+        *ret_memory = &block->memory;
+    return r;
+}
+
+int cuda_memory_reserve(struct device *device, uint32_t rank, size_t bytes, uint32_t count)
+{
+    struct cuda_device *of = cuda_of(device);
+    struct cuda_gpu *gpu = gpu_of(of, rank);
+    struct cuda_block *block = of->blocks;
+    int r = 0;
+
+    if (!gpu)
+        return GW_E_NO_DEVICE;
+    while (block) {
+        struct cuda_block *next = block->next;
+        if (block->kind == CUDA_BLOCK_SPARE && block->rank == rank)
+            block_free(of, block);
+        block = next;
+    }
+    for (uint32_t i = 0; i < count && r == 0; i++)
+        r = vmm_new(gpu, CUDA_BLOCK_SPARE, bytes, &block);
+    return r;
 }
 
 /* ---- copies ---------------------------------------------------------------------------------- */

@@ -102,6 +102,15 @@ static int host_memory_new(struct device *device, enum device_memory_kind kind, 
     return pages_new(PAGES_SHARED, name, bytes, ret_memory);
 }
 
+static int host_memory_reserve(struct device *device, uint32_t rank, size_t bytes, uint32_t count)
+{
+    (void)device;
+    (void)rank;
+    (void)bytes;
+    (void)count;
+    return 0;
+}
+
 static int host_memory_import(struct device *device, uint32_t rank,
                               const struct device_import *import, struct device_memory **ret_memory,
                               char text[GW_TEXT_MAX + 1])
@@ -207,6 +216,7 @@ const struct device_ops device_host = {
     .page_add = host_page_add,
     .page_remove = host_page_remove,
     .memory_new = host_memory_new,
+    .memory_reserve = host_memory_reserve,
     .memory_import = host_memory_import,
     .memory_free = host_memory_free,
     .copy = host_copy,
