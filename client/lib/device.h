@@ -50,12 +50,11 @@ struct gw_device_ops {
      * all that came before being visible then. */
     int (*stream_wait)(struct gw_device *device, void *stream, uint64_t address, uint64_t value);
     int (*stream_raise)(struct gw_device *device, void *stream, uint64_t address, uint64_t value);
-    /* Between places on the device. */
+    /* Between places on the device, or from host_new's memory to it. */
     int (*copy)(struct gw_device *device, void *stream, void *to, const void *from, size_t bytes);
-    /* From host memory; *ret_pending: the caller's memory is still needed, until the stream has done
-     * it. */
-    int (*copy_in)(struct gw_device *device, void *stream, void *to, const void *from,
-                   size_t bytes, bool *ret_pending);
+    /* Host memory that copies need not wait for. */
+    int (*host_new)(struct gw_device *device, size_t bytes, void **ret_base);
+    void (*host_free)(struct gw_device *device, void *base);
 
     /* GW_E_INVALID: no device memory, or not of this device. GW_E_UNIMPLEMENTED: memory that cannot
      * be exported. */

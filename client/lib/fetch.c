@@ -82,8 +82,7 @@ int gw_release(gw_job *job, uint32_t unit)
     return r;
 }
 
-static int check_fetched(gw_job *job, const struct zero *zero, uint32_t param,
-                         uint64_t *ret_fetch)
+static int check_fetched(gw_job *job, const struct zero *zero, uint32_t param, uint64_t *ret_fetch)
 {
     uint32_t unit = zero->view.params[param].unit;
     int r = 0;

@@ -163,8 +163,8 @@ int gw_cuda_buffer_import(gw_job *job, void *device_pointer, size_t size_bytes,
     if (!job->device)
         return err_set(GW_E_STATE, "the job has no GPU; give gw_job_options.device");
     if (!ret_buffer || !device_pointer || size_bytes == 0)
-        return err_set(GW_E_INVALID, "%s", ret_buffer ? "no memory was given, or 0 bytes of it"
-                                                      : "ret_buffer is NULL");
+        return err_set(GW_E_INVALID, "%s",
+                       ret_buffer ? "no memory was given, or 0 bytes of it" : "ret_buffer is NULL");
     r = job->device->ops->export_memory(job->device, device_pointer, size_bytes, &memory);
     if (r == GW_E_INVALID)
         return r; /* none of this device's memory: copies would not help */

@@ -131,10 +131,11 @@ static int job_new(struct gw_device *device, gw_job **ret_job)
     job->dropped_edges = edges_from_environment();
     job->groups = calloc(GW_GROUPS_MAX, sizeof(*job->groups));
     job->device = device;
-    r = job->groups ? order_init(job) : err_set(GW_E_NOMEM, "no memory for a job's groups");
-    if (r == 0)
-        r = channel_init(&job->channel, &job->guard);
+    order_init(job);
+    r = job->groups ? channel_init(&job->channel, &job->guard)
+                    : err_set(GW_E_NOMEM, "no memory for a job's groups");
     if (r < 0) {
+        order_deinit(job);
         free(job->groups);
         free(job);
         return r;

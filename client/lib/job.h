@@ -43,9 +43,9 @@ struct job_op {
 struct gw_buffer {
     gw_job *job;
     struct gw_buffer *next;
-    struct map map; /* the service's memory; none for imported memory */
-    void *data;     /* what the caller knows: the mapping, or its own device memory */
-    bool staged;    /* data is copied to and from map */
+    struct map map;      /* the service's memory; none for imported memory */
+    void *data;          /* what the caller knows: the mapping, or its own device memory */
+    bool staged;         /* data is copied to and from map */
     uint64_t copied_out; /* staged: last op whose result is copied from it */
     uint32_t id;
     size_t size_bytes;
@@ -74,7 +74,7 @@ struct gw_job {
 
     pthread_mutex_t lock;
     pthread_cond_t cond; /* CLOCK_MONOTONIC */
-    int event, epoll; /* event.c; -1 before the first gw_job_event_fd */
+    int event, epoll;    /* event.c; -1 before the first gw_job_event_fd */
     uint64_t last_op;
     struct job_op ops[GW_OPS_IN_FLIGHT];
     struct job_group *groups; /* GW_GROUPS_MAX */

@@ -83,21 +83,21 @@ const struct order_ops order_host = {
 };
 
 /* The device is known: job->device. */
-int order_init(gw_job *job)
+void order_init(gw_job *job)
 {
     struct order *order = &job->order;
 
     order->ops = job->device ? &order_device : &order_host;
     job->channel.stamp = order->ops->stamp;
     job->channel.stamp_job = job;
-    if (pthread_mutex_init(&order->lock, NULL) != 0)
-        return err_set(GW_E_NOMEM, "no memory for a job's lock");
-    return 0;
+    pthread_mutex_init(&order->lock, NULL);
+    pthread_mutex_init(&order->bounce.lock, NULL);
 }
 
 void order_deinit(gw_job *job)
 {
     for (uint32_t i = 0; i < ORDER_STREAMS; i++)
         free(job->order.streams[i].waited);
+    pthread_mutex_destroy(&job->order.bounce.lock);
     pthread_mutex_destroy(&job->order.lock);
 }

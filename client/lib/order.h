@@ -47,6 +47,15 @@ struct order_page {
     uint32_t words;
 };
 
+/* Host memory on the way to the device: two halves by turns (bounce.c). */
+struct order_bounce {
+    pthread_mutex_t
+        lock;      /* taken before all others but job->lock, which its holder must not have */
+    uint8_t *base; /* NULL before the first copy */
+    struct gw_token busy[2]; /* a half is free again once its token is reached */
+    uint32_t next;
+};
+
 struct order {
     const struct order_ops *ops;
     pthread_mutex_t lock;
@@ -60,6 +69,7 @@ struct order {
     void *copy_stream;
     uint32_t copy_timeline;
     uint64_t copied_out; /* value that it is raised to last */
+    struct order_bounce bounce;
 };
 
 struct order_ops {
@@ -75,9 +85,9 @@ struct order_ops {
     /* Waits on the host until all that the caller has done is done. GW_E_TIMEOUT has no text. */
     int (*settle)(gw_job *job, int64_t deadline);
     /* Where fetch `value` of the slot's unit lies. GW_E_AGAIN (no text): cannot be said yet. */
-    int (*place)(gw_job *job, const struct gw_shm_slot *slot, uint64_t value,
-                 uint64_t *ret_offset);
-    /* The caller's host memory into the job's; it may be used again then. GW_E_TIMEOUT as above. */
+    int (*place)(gw_job *job, const struct gw_shm_slot *slot, uint64_t value, uint64_t *ret_offset);
+    /* The caller's host memory into the job's; it may be used again then. GW_E_TIMEOUT as above.
+     * Not under job->lock. */
     int (*copy_in)(gw_job *job, void *to, const void *from, size_t bytes, int64_t deadline);
     /* A READY entry is about to be batched. */
     void (*declared)(gw_job *job);
@@ -89,7 +99,7 @@ struct order_ops {
 
 extern const struct order_ops order_host, order_device;
 
-int order_init(gw_job *job);
+void order_init(gw_job *job);
 void order_deinit(gw_job *job);
 /* The wait page that came with JOINED; takes the client page too. */
 int order_start(gw_job *job, int fd);
@@ -111,6 +121,8 @@ int order_record(gw_job *job, void *stream, struct gw_token *ret_token);
 int order_set_stream(gw_job *job, void *stream);
 /* The job's stream. */
 void *order_stream(gw_job *job);
+/* copy_in of devices. */
+int bounce_copy_in(gw_job *job, void *to, const void *from, size_t bytes, int64_t deadline);
 /* Everything batched or pending goes to the engine; waits for room in the socket. */
 int order_flush(gw_job *job);
 

@@ -145,8 +145,7 @@ int order_flush(gw_job *job)
         if (r < 0)
             return r;
         if (clock_now() >= deadline)
-            return err_set(GW_E_AGAIN, "the %s takes no messages; call again",
-                           job->channel.engine);
+            return err_set(GW_E_AGAIN, "the %s takes no messages; call again", job->channel.engine);
         poll(&room, 1, ROOM_MS);
     }
     return 0;
@@ -312,14 +311,6 @@ static int device_place(gw_job *job, const struct gw_shm_slot *slot, uint64_t va
     }
 }
 
-static int device_copy_in(gw_job *job, void *to, const void *from, size_t bytes, int64_t deadline)
-{
-    bool pending = false;
-    int r = job->device->ops->copy_in(job->device, order_stream(job), to, from, bytes, &pending);
-
-    return r < 0 || !pending ? r : device_settle(job, deadline);
-}
-
 static void device_declared(gw_job *job)
 {
     pthread_mutex_lock(&job->order.lock);
@@ -387,7 +378,7 @@ const struct order_ops order_device = {
     .mark = device_mark,
     .settle = device_settle,
     .place = device_place,
-    .copy_in = device_copy_in,
+    .copy_in = bounce_copy_in,
     .declared = device_declared,
     .stamp = device_stamp,
     .release = device_release,
@@ -452,17 +443,16 @@ int order_board(gw_job *job, int fd, uint32_t words)
 static bool all_quiet(gw_job *job)
 {
     const struct order *order = &job->order;
-    bool quiet = !order->has_copies || atomic_load(&job->page->timeline[order->copy_timeline]) >=
-                                           order->copied_out;
+    bool quiet = !order->has_copies ||
+                 atomic_load(&job->page->timeline[order->copy_timeline]) >= order->copied_out;
 
     for (uint32_t i = 0; i < job->order.stream_count; i++) {
         struct order_stream *s = &job->order.streams[i];
 
         if (s->waits && raise_timeline(job, s) < 0)
             quiet = false;
-        if (s->has_timeline &&
-            atomic_load_explicit(&job->page->timeline[s->timeline], memory_order_acquire) <
-                s->recorded)
+        if (s->has_timeline && atomic_load_explicit(&job->page->timeline[s->timeline],
+                                                    memory_order_acquire) < s->recorded)
             quiet = false;
     }
     return quiet;
@@ -503,6 +493,8 @@ void order_close(gw_job *job, bool quiet)
     }
     if (order->has_copies)
         ops->stream_free(job->device, order->copy_stream);
+    if (order->bounce.base)
+        ops->host_free(job->device, order->bounce.base);
     if (order->client_address)
         ops->page_remove(job->device, job->client_map.base);
     if (order->op_words.map.base)

@@ -195,8 +195,8 @@ int zero_new(gw_job *job, const struct wire_seal *options, struct reply *reply,
         r = err_set(GW_E_PROTOCOL, "the layout page is damaged: %s", what);
     zero->page = zero->view.page;
     if (r == 0)
-        zero->options.ring_slots = layout_ring_slots(zero->page, zero->options.ring_slots,
-                                                     zero->options.micro_steps);
+        zero->options.ring_slots =
+            layout_ring_slots(zero->page, zero->options.ring_slots, zero->options.micro_steps);
     if (r == 0)
         r = check_layout(job, zero);
     if (r == 0)

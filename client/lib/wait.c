@@ -93,8 +93,7 @@ static bool copy_counts(const gw_job *job, struct gw_token token)
 
 bool wait_reached(const gw_job *job, struct gw_token token)
 {
-    return token.timeline == 0 ||
-           (wait_word(job, token) >= token.value && copy_counts(job, token));
+    return token.timeline == 0 || (wait_word(job, token) >= token.value && copy_counts(job, token));
 }
 
 /* Stops at the first token that decides. */
