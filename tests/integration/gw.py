@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """libgradwire for tests: a thin ctypes binding, and real processes as ranks.
 
-The library is $GRADWIRE_LIB (default: $GRADWIRE_BUILD/client/lib/libgradwire.so). Nothing here
-knows what results should be; tests say that.
+The library is $GRADWIRE_LIB (default: $GRADWIRE_BUILD/client/lib/libgradwire.so). With
+$GW_TEST_DEVICE=cuda every rank has a GPU (gpu.py), and what calls return as pointers are arrays in
+its memory, read and written like the host's. Nothing here knows what results should be; tests say
+that.
 """
 import ctypes as C
 import multiprocessing
@@ -31,7 +33,7 @@ class JobOptions(C.Structure):
     _fields_ = [("struct_size", C.c_size_t), ("socket_path", C.c_char_p), ("rank", C.c_uint32),
                 ("world", C.c_uint32), ("timeout_ns", C.c_int64), ("join_timeout_ns", C.c_int64),
                 ("op_timeout_ns", C.c_int64), ("linger_ns", C.c_int64),
-                ("link_bytes_per_s", C.c_uint64), ("name", C.c_char_p)]
+                ("link_bytes_per_s", C.c_uint64), ("name", C.c_char_p), ("device", C.c_void_p)]
 
 
 class ZeroOptions(C.Structure):
@@ -39,7 +41,7 @@ class ZeroOptions(C.Structure):
         (n, C.c_uint32) for n in ("stage", "accumulate", "gather", "unused", "overlap_off",
                                   "ring_slots", "micro_steps", "shard_align_bytes")] + [
         ("bucket_bytes", C.c_uint64), ("scale", C.c_double), ("clip_norm", C.c_double),
-        ("gather_bytes", C.c_uint64), ("prefetch_bytes", C.c_uint64)]
+        ("gather_bytes", C.c_uint64), ("prefetch_bytes", C.c_uint64), ("order", C.c_uint32)]
 
 
 class Slice(C.Structure):
@@ -48,13 +50,22 @@ class Slice(C.Structure):
 
 class OpOptions(C.Structure):
     _fields_ = [("struct_size", C.c_size_t), ("name", C.c_char_p), ("scale", C.c_double),
-                ("group", C.c_uint32)]
+                ("group", C.c_uint32), ("order", C.c_uint32)]
 
 
 class Span(C.Structure):
     _fields_ = [("bucket", C.c_uint32), ("bucket_offset", C.c_uint64),
                 ("shard_offset", C.c_uint64), ("numel", C.c_uint64), ("valid_numel", C.c_uint64),
                 ("params", C.POINTER(C.c_float)), ("grads", C.POINTER(C.c_float))]
+
+
+class SpanView:
+    """A span, its pointers as floats() has them."""
+
+    def __init__(self, span):
+        for name, _ in Span._fields_[:5]:
+            setattr(self, name, getattr(span, name))
+        self.params, self.grads = floats(span.params), floats(span.grads)
 
 
 class Verdict(C.Structure):
@@ -90,7 +101,7 @@ class Stats(C.Structure):
         (n, C.c_uint64) for n in ("prefetch_hits", "prefetch_misses", "prefetch_drops",
                                   "gathered_bytes_now", "gathered_bytes_max", "overflow_slots",
                                   "copied_in_bytes", "comm_ns", "comm_alone_ns", "late_ns",
-                                  "queued_ns", "exposed_ns", "wakeup_ns")]
+                                  "queued_ns", "exposed_ns", "wakeup_ns", "staged_bytes")]
 
 
 class Error(Exception):
@@ -120,13 +131,38 @@ def library():
 
 
 LIB = None
+GPU = None  # of this process, with $GW_TEST_DEVICE=cuda
 
 
-def call(name, *args):
+def on_cuda():
+    return os.environ.get("GW_TEST_DEVICE") == "cuda"
+
+
+def floats(pointer):
+    """What a call returned as const float *: itself, or an array on the GPU."""
+    return GPU.floats(C.cast(pointer, C.c_void_p).value) if GPU else pointer
+
+
+def move(to, address, nbytes):
+    """memmove into what acquire() or spans() gave."""
+    if GPU:
+        GPU.put(to.address, C.string_at(address, nbytes))
+    else:
+        C.memmove(to, address, nbytes)
+
+
+def raw(values, count):
+    """The bytes of `count` floats."""
+    if GPU:
+        return GPU.get(values.address, 4 * count)
+    return C.string_at(C.addressof(values.contents), 4 * count)
+
+
+def call(name, *args, lib=None):
     global LIB
     if LIB is None:
         LIB = library()
-    r = getattr(LIB, name)(*args)
+    r = getattr(lib or LIB, name)(*args)
     if r < 0:
         raise Error(r, LIB.gw_error_name(r).decode(), (LIB.gw_last_error() or b"").decode(), name)
     return r
@@ -136,7 +172,9 @@ class Buffer:
     def __init__(self, job, nbytes):
         self.job, self.handle = job, C.c_void_p()
         call("gw_buffer_new", job.handle, C.c_size_t(nbytes), C.byref(self.handle))
-        self.floats = (C.c_float * (nbytes // 4)).from_address(LIB.gw_buffer_data(self.handle))
+        data = LIB.gw_buffer_data(self.handle)
+        self.floats = (GPU.floats(data) if GPU else
+                       (C.c_float * (nbytes // 4)).from_address(data))
 
     def at(self, offset=0):
         return Slice(self.handle, offset)
@@ -149,11 +187,16 @@ class Job:
     """One rank's handle; every method is one library call."""
 
     def __init__(self, rank, world, id_path=None, socket=None, job_id=None, **options):
+        global GPU
         self.rank, self.world, self.handle = rank, world, C.c_void_p()
+        if on_cuda() and GPU is None:
+            import gpu  # pylint: disable=import-outside-toplevel
+            GPU = gpu.Gpu(rank, call)
         if "name" in options:
             options["name"] = options["name"].encode()
         o = JobOptions(struct_size=C.sizeof(JobOptions), rank=rank, world=world,
-                       socket_path=socket.encode() if socket else None, **options)
+                       socket_path=socket.encode() if socket else None,
+                       device=GPU.device if GPU else None, **options)
         if job_id is None and id_path is not None and (rank != 0 or os.path.exists(id_path)):
             job_id = JobId()
             call("gw_job_id_load", id_path.encode(), C.c_int64(20 * S), C.byref(job_id))
@@ -163,6 +206,8 @@ class Job:
                 call("gw_job_id_save", C.byref(self.id()), id_path.encode())
         else:
             call("gw_job_join", C.byref(o), C.byref(job_id), C.byref(self.handle))
+        if GPU:
+            GPU.attach(self.handle)
 
     def close(self):
         if self.handle:
@@ -200,9 +245,9 @@ class Job:
              C.c_uint32(len(ranks)), C.c_int64(timeout), C.byref(g))
         return g.value
 
-    def _op(self, fn, *args, name=None, scale=0.0, group=0):
+    def _op(self, fn, *args, name=None, scale=0.0, group=0, order=0):
         t = Token()
-        o = OpOptions(C.sizeof(OpOptions), name.encode() if name else None, scale, group)
+        o = OpOptions(C.sizeof(OpOptions), name.encode() if name else None, scale, group, order)
         call(fn, self.handle, *args, C.byref(o), C.byref(t))
         return t
 
@@ -273,13 +318,13 @@ class Job:
     def values(self, param, numel):
         p = C.POINTER(C.c_float)()
         call("gw_param_ptr", self.handle, C.c_uint32(param), C.byref(p))
-        return p[:numel]
+        return floats(p)[:numel]
 
     def acquire(self, param, piece=0, timeout=20 * S):
         p, n = C.POINTER(C.c_float)(), C.c_uint64()
         call("gw_grad_acquire_sync", self.handle, C.c_uint32(param), C.c_uint32(piece),
              C.c_int64(timeout), C.byref(p), C.byref(n))
-        return p, n.value
+        return floats(p), n.value
 
     def ready(self, param, piece=0, flags=0, tokens=()):
         a = (Token * max(len(tokens), 1))(*tokens)
@@ -318,7 +363,7 @@ class Job:
     def spans(self):
         p, n = C.POINTER(Span)(), C.c_uint32()
         call("gw_shard_spans", self.handle, C.byref(p), C.byref(n))
-        return [p[i] for i in range(n.value)]
+        return [SpanView(p[i]) for i in range(n.value)]
 
     def grads(self, padding=False):
         """The reduced gradient of the shard, span by span."""
@@ -327,7 +372,7 @@ class Job:
     def array(self, name):
         p, n = C.POINTER(C.c_float)(), C.c_uint64()
         call("gw_shard_array", self.handle, name.encode(), C.byref(p), C.byref(n))
-        return p, n.value
+        return floats(p), n.value
 
     def update_begin(self):
         t = Token()

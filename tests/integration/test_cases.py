@@ -134,7 +134,7 @@ def r03_rank(rank, world, where, overlap_off, steps, link):
         for j in reversed(range(tensors)):
             p, n = job.acquire(j)
             at = (step * 977 + j * 131) % (3 * numel)
-            ctypes.memmove(p, pool.buffer_info()[0] + 4 * at, 4 * n)
+            gw.move(p, pool.buffer_info()[0] + 4 * at, 4 * n)
             job.ready(j)
         job.step_end()
         norms.append(job.wait_step().norm)
@@ -236,8 +236,7 @@ def r06_rank(rank, world, where, stage, bucket):
         for at, numel, flat in pieces[s.bucket]:
             lo, hi = max(at, s.bucket_offset), min(at + numel, s.bucket_offset + s.numel)
             if lo < hi:
-                raw = ctypes.string_at(ctypes.addressof(s.grads.contents) +
-                                       4 * (lo - s.bucket_offset), 4 * (hi - lo))
+                raw = gw.raw(s.grads, hi - s.bucket_offset)[4 * (lo - s.bucket_offset):]
                 out.append((flat + lo - at, raw))
     job.close()
     return out

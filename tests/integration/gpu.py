@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rank's GPU for gw.py, through the driver API (libcuda.so.1: real, or the double of
+tests/fakegpu): context, stream, and memory that reads and writes like a list of floats.
+"""
+import ctypes as C
+import os
+import struct
+
+NON_BLOCKING = 1
+
+
+class CudaError(Exception):
+    """A failed driver call."""
+
+
+class Floats:
+    """Device memory from an address on, as ctypes.POINTER(c_float) would show the host's. Each
+    access is a copy on the rank's stream, and waits for it."""
+
+    def __init__(self, gpu, address):
+        self.gpu, self.address = gpu, address
+
+    def __getitem__(self, key):
+        if not isinstance(key, slice):
+            return self[key:key + 1][0]
+        first, last = key.start or 0, key.stop
+        if last <= first:
+            return []
+        data = self.gpu.get(self.address + 4 * first, 4 * (last - first))
+        return list(struct.unpack(f"{last - first}f", data))
+
+    def __setitem__(self, key, value):
+        if isinstance(key, slice):
+            first, values = key.start or 0, list(value)
+        else:
+            first, values = key, [value]
+        self.gpu.put(self.address + 4 * first, struct.pack(f"{len(values)}f", *values))
+
+
+class Gpu:
+    """The GPU that `rank` uses; `call` is gw.call. Lives as long as the process."""
+
+    def __init__(self, rank, call):
+        self.cuda = C.CDLL("libcuda.so.1")
+        self.call = call
+        self.library = C.CDLL(os.environ.get("GRADWIRE_CUDA_LIB") or os.path.join(
+            os.environ["GRADWIRE_BUILD"], "client/cuda/libgradwire-cuda.so"), C.RTLD_GLOBAL)
+        self.do("cuInit", 0)
+        count, context = C.c_int(), C.c_void_p()
+        self.do("cuDeviceGetCount", C.byref(count))
+        self.ordinal = rank % count.value
+        self.do("cuDevicePrimaryCtxRetain", C.byref(context), self.ordinal)
+        self.do("cuCtxSetCurrent", context)
+        self.stream = self.new_stream()
+        self.device = C.c_void_p()
+        self.gradwire("gw_cuda_device_new", self.ordinal, C.byref(self.device))
+
+    def do(self, name, *args):
+        error = getattr(self.cuda, name)(*args)
+        if error:
+            text = C.c_char_p()
+            self.cuda.cuGetErrorName(error, C.byref(text))
+            raise CudaError(f"{name}: {(text.value or b'?').decode()} ({error})")
+
+    def gradwire(self, name, *args):
+        """A call of libgradwire-cuda, its errors as gw.call's."""
+        return self.call(name, *args, lib=self.library)
+
+    def new_stream(self):
+        stream = C.c_void_p()
+        self.do("cuStreamCreate", C.byref(stream), NON_BLOCKING)
+        return stream
+
+    def attach(self, job):
+        self.gradwire("gw_cuda_set_stream", job, self.stream)
+
+    def floats(self, address):
+        return Floats(self, address)
+
+    def alloc(self, nbytes):
+        address = C.c_uint64()
+        self.do("cuMemAlloc_v2", C.byref(address), C.c_size_t(nbytes))
+        return address.value
+
+    def free(self, address):
+        self.do("cuMemFree_v2", C.c_uint64(address))
+
+    def put(self, address, data, stream=None):
+        self.do("cuMemcpyHtoDAsync_v2", C.c_uint64(address), data, C.c_size_t(len(data)),
+                stream or self.stream)
+        self.sync(stream)
+
+    def get(self, address, nbytes, stream=None):
+        data = C.create_string_buffer(nbytes)
+        self.do("cuMemcpyDtoHAsync_v2", data, C.c_uint64(address), C.c_size_t(nbytes),
+                stream or self.stream)
+        self.sync(stream)
+        return data.raw
+
+    def sync(self, stream=None):
+        self.do("cuStreamSynchronize", stream or self.stream)
