@@ -135,8 +135,8 @@ static int make(struct core *core, struct text *text)
     if (r < 0)
         return r;
     options_complete(&core->options, core->layout);
-    return zero_new(core->layout, &core->options, core->config.world, core->config.drop_edges,
-                    core->effects, &core->zero);
+    return zero_new(core->layout, &core->options, core->config.world,
+                    core->config.device != GW_DEVICE_HOST, core->config.drop_edges, core->effects, &core->zero);
 }
 
 static void seal_all(struct core *core)

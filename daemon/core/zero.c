@@ -145,7 +145,7 @@ static void fill(struct zero *z, const struct layout *layout, const struct wire_
 }
 
 int zero_new(const struct layout *layout, const struct wire_seal *options, uint32_t world,
-             uint64_t drop_edges, struct effects *effects, struct zero **ret_zero)
+             bool ordered, uint64_t drop_edges, struct effects *effects, struct zero **ret_zero)
 {
     struct zero *z;
     int r;
@@ -156,6 +156,7 @@ int zero_new(const struct layout *layout, const struct wire_seal *options, uint3
     if (!z)
         return GW_E_NOMEM;
     z->effects = effects;
+    z->ordered = ordered;
     fill(z, layout, options, world, drop_edges);
     r = allocate(z);
     if (r == 0)
@@ -264,7 +265,7 @@ static bool is_ledger(uint16_t type)
     return type == WIRE_READY || type == WIRE_MICRO_END || type == WIRE_STEP_END;
 }
 
-static int end_step(struct zero *z, uint32_t rank)
+static int end_step(struct zero *z, uint32_t rank, const struct wire_after *after)
 {
     int r;
 
@@ -274,18 +275,24 @@ static int end_step(struct zero *z, uint32_t rank)
                          rank, (unsigned long long)z->ranks[rank].ended + 1,
                          (unsigned long long)z->ranks[rank].ended);
     r = fetch_step_end(z, rank);
-    return r < 0 ? r : grad_step_end(z, rank);
+    if (r == 0)
+        r = grad_step_end(z, rank);
+    if (r < 0)
+        return r;
+    z->ranks[rank].ended_after[z->ranks[rank].ended & 1] = *after;
+    z->ranks[rank].skipped = false;
+    return 0;
 }
 
-/* One message in the rank's order. 1: not yet. */
-static int handle(struct zero *z, uint32_t rank, const struct zero_late *what,
-                  const struct wire_ready_entry *entries)
+static int dispatch(struct zero *z, uint32_t rank, const struct zero_late *what,
+                    const struct wire_ready_entry *entries)
 {
     if (z->measure.running && what->type != WIRE_RELEASE)
         return zero_fail(z, GW_E_STATE, rank, "rank %u sent %s while it measures", rank,
                          wire_type_name(what->type));
+    tokens_note(z, rank, &what->after);
     if (goes_on(what->type))
-        step_touch(z, rank);
+        step_touch(z, rank, &what->after);
     if (is_ledger(what->type) && z->ranks[rank].ended > z->step)
         return 1;
     switch (what->type) {
@@ -294,19 +301,56 @@ static int handle(struct zero *z, uint32_t rank, const struct zero_late *what,
     case WIRE_MICRO_END:
         return grad_micro_end(z, rank);
     case WIRE_STEP_END:
-        return end_step(z, rank);
+        return end_step(z, rank, &what->after);
     case WIRE_UPDATE_BEGIN:
         return step_update_begin(z, rank);
     case WIRE_UPDATE_COMMIT:
-        return step_update_commit(z, rank);
+        return step_update_commit(z, rank, &what->after);
     case WIRE_FETCH:
         return fetch_declare(z, rank, what->unit);
     case WIRE_RELEASE:
-        return fetch_release(z, rank, what->unit);
+        return fetch_release(z, rank, what->unit, &what->after);
     default:
         return zero_fail(z, GW_E_INTERNAL, rank, "the ZeRO layer was given a message %s",
                          wire_type_name(what->type));
     }
+}
+
+/* One message in the rank's order. 1: not yet. */
+static int handle(struct zero *z, uint32_t rank, const struct zero_late *what,
+                  const struct wire_ready_entry *entries)
+{
+    int r;
+
+    z->closing = &what->after;
+    r = dispatch(z, rank, what, entries);
+    z->closing = NULL;
+    return r;
+}
+
+/* The wire has checked both; whoever else hands messages in must not break the tables. */
+static bool tokens_sound(const struct wire_after *after)
+{
+    for (uint32_t i = 0; i < after->tokens && i < GW_READY_TOKENS; i++) {
+        if (after->timeline[i] >= GW_TIMELINES_MAX)
+            return false;
+    }
+    return after->tokens <= GW_READY_TOKENS;
+}
+
+/* Those of the first gradient: what its streams did before the last step's gradients are done with. */
+static struct wire_after first_tokens(const struct wire_msg *msg)
+{
+    const struct wire_after none = {0};
+    struct wire_after after = {0};
+    const struct wire_ready_entry *first = msg->u.ready.entries;
+
+    if (msg->u.ready.count == 0)
+        return none;
+    after.tokens = first->tokens;
+    memcpy(after.timeline, first->timeline, sizeof(after.timeline));
+    memcpy(after.value, first->value, sizeof(after.value));
+    return tokens_sound(&after) ? after : none; /* refused later */
 }
 
 /* Messages of a rank are handled in order, so what follows one that must wait waits too. */
@@ -319,9 +363,16 @@ static int in_order(struct zero *z, uint32_t rank, const struct wire_msg *msg)
     if (msg->type == WIRE_READY) {
         late.count = msg->u.ready.count;
         entries = msg->u.ready.entries;
+        late.after = first_tokens(msg);
     } else if (msg->type == WIRE_FETCH || msg->type == WIRE_RELEASE) {
         late.unit = msg->u.unit.unit;
+        late.after = msg->u.unit.after;
+    } else if (msg->type != WIRE_UPDATE_BEGIN) {
+        late.after = msg->u.after;
     }
+    if (!tokens_sound(&late.after))
+        return zero_fail(z, GW_E_INVALID, rank, "rank %u sent %s with tokens that no client has",
+                         rank, wire_type_name(msg->type));
     if (!z->ranks[rank].backlog.count)
         r = handle(z, rank, &late, entries);
     return r == 1 ? zero_queue_put(z, &z->ranks[rank].backlog, rank, &late, entries) : r;
@@ -357,13 +408,13 @@ int zero_pump(struct zero *z)
             return r;
         some |= launch_reductions(z);
         some |= step_close(z);
+        some |= step_open_updates(z);
         for (uint32_t rank = 0; rank < z->world; rank++) {
             r = replay(z, rank, &some);
             if (r < 0)
                 return r;
         }
     }
-    step_open_updates(z);
     slot_pump(z);
     measure_pump(z);
     io_pump(z);
@@ -374,7 +425,7 @@ static int request(struct zero *z, uint32_t rank, const struct wire_msg *msg)
 {
     switch (msg->type) {
     case WIRE_ACQUIRE:
-        return slot_acquire(z, rank, msg->request, msg->u.acquire.bucket);
+        return slot_acquire(z, rank, msg);
     case WIRE_PARAM_IO:
         io_request(z, rank, msg);
         return 0;
@@ -408,6 +459,18 @@ int zero_event(struct zero *z, uint64_t now_ns, const struct core_event *event,
 
 /* ---- re-attaching ---------------------------------------------------------------------------- */
 
+/* When a job breaks, nothing holds its clients' streams back any more: they run through whatever was
+ * enqueued. */
+static bool may_still_write(const struct zero *z, const struct zero_rank *rank)
+{
+    const struct zero_late *late = rank->backlog.head;
+
+    while (late && late->type != WIRE_UPDATE_BEGIN)
+        late = late->next;
+    return late || rank->update == UPDATE_BEGUN || rank->late_update ||
+           ops_flight(z, rank->commit_op);
+}
+
 /* Shards must hold the same version everywhere: nobody inside an open window, and of the last step
  * either all updates or none. */
 static int check_torn(struct zero *z)
@@ -415,6 +478,10 @@ static int check_torn(struct zero *z)
     for (uint32_t r = 0; r < z->world; r++) {
         const struct zero_rank *rank = &z->ranks[r];
 
+        if (z->ordered && may_still_write(z, rank))
+            return zero_fail(z, GW_E_TORN, r,
+                             "the streams of rank %u were given an update of its shard to make, and "
+                             "had not reported its end: start the job anew", r);
         if (rank->update == UPDATE_BEGUN && rank->update_told >= rank->ended)
             return zero_fail(z, GW_E_TORN, r,
                              "the shard of rank %u was left inside its update of step %llu: start "
@@ -436,6 +503,7 @@ static void reset_rank(struct zero *z, uint32_t rank)
     queue_clear(&mine->fetches);
     mine->ended = mine->resolved = mine->update_told = z->step;
     mine->update = UPDATE_NONE;
+    mine->skipped = false;
     mine->held = mine->acquire_count = mine->overflows = 0;
     mine->slot_news = mine->overflow_pending = mine->measure = mine->io.waiting = false;
     for (uint32_t b = 0; b < z->buckets; b++)
@@ -468,6 +536,7 @@ int zero_reattach(struct zero *z, struct core_fault *ret_fault)
     memset(z->unit_gather, 0, (size_t)z->world * z->fetch_units * sizeof(*z->unit_gather));
     measure_reset(z);
     ops_reset(z);
+    tokens_reset(z);
     first_order(z);
     grad_reset_step(z);
     /* The broken generation may not have brought the last update to all replicas. */

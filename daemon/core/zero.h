@@ -25,9 +25,10 @@ struct core_wait {
     char text[GW_TEXT_MAX + 1]; /* "reduce-scatter of bucket 3 (step 12)" */
 };
 
-/* `layout` and `effects` stay the caller's. options: defaults filled in. */
+/* `layout` and `effects` stay the caller's. options: defaults filled in. ordered: the clients order
+ * their work by streams and declare it before it is done; else the host waits before it declares. */
 int zero_new(const struct layout *layout, const struct wire_seal *options, uint32_t world,
-             uint64_t drop_edges, struct effects *effects, struct zero **ret_zero);
+             bool ordered, uint64_t drop_edges, struct effects *effects, struct zero **ret_zero);
 struct zero *zero_free(struct zero *zero);
 
 /* REQUEST events of types READY, ACQUIRE, MICRO_END, STEP_END, UPDATE_BEGIN, UPDATE_COMMIT, FETCH,

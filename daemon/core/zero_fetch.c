@@ -24,9 +24,14 @@ static uint64_t *unit_gather(const struct zero *z, uint32_t rank, uint32_t fetch
 
 /* ---- declarations ---------------------------------------------------------------------------- */
 
-static int enqueue(struct zero *z, uint32_t rank, uint16_t type, uint32_t unit, uint64_t step)
+static int enqueue(struct zero *z, uint32_t rank, uint16_t type, uint32_t unit,
+                   const struct wire_after *after)
 {
-    struct zero_late late = {.now_ns = z->now_ns, .step = step, .type = type, .unit = unit};
+    struct zero_late late = {.now_ns = z->now_ns,
+                             .step = z->ranks[rank].ended + 1,
+                             .type = type,
+                             .unit = unit,
+                             .after = *after};
 
     return zero_queue_put(z, &z->ranks[rank].fetches, rank, &late, NULL);
 }
@@ -45,15 +50,17 @@ static int fail_unit(struct zero *z, int code, uint32_t rank, uint32_t unit, con
 
 int fetch_declare(struct zero *z, uint32_t rank, uint32_t unit)
 {
+    static const struct wire_after none;
+
     if (unit >= z->units)
         return zero_fail(z, GW_E_INVALID, rank, "rank %u fetched unit %u of %u", rank, unit,
                          z->units);
     z->ranks[rank].held++;
     ++*unit_held(z, rank, unit);
-    return enqueue(z, rank, WIRE_FETCH, unit, z->ranks[rank].ended + 1);
+    return enqueue(z, rank, WIRE_FETCH, unit, &none);
 }
 
-int fetch_release(struct zero *z, uint32_t rank, uint32_t unit)
+int fetch_release(struct zero *z, uint32_t rank, uint32_t unit, const struct wire_after *after)
 {
     if (unit >= z->units)
         return zero_fail(z, GW_E_INVALID, rank, "rank %u released unit %u of %u", rank, unit,
@@ -64,7 +71,7 @@ int fetch_release(struct zero *z, uint32_t rank, uint32_t unit)
     --*unit_held(z, rank, unit);
     if (z->memory.stage != 3)
         return 0;
-    return enqueue(z, rank, WIRE_RELEASE, unit, z->ranks[rank].ended + 1);
+    return enqueue(z, rank, WIRE_RELEASE, unit, after);
 }
 
 const char *fetch_held_name(const struct zero *z, uint32_t rank)
@@ -79,6 +86,7 @@ const char *fetch_held_name(const struct zero *z, uint32_t rank)
 /* Before the rank's step counts as ended: its views end with it. */
 int fetch_step_end(struct zero *z, uint32_t rank)
 {
+    static const struct wire_after none;
     uint32_t unit = 0;
 
     if (z->ranks[rank].held) {
@@ -88,7 +96,7 @@ int fetch_step_end(struct zero *z, uint32_t rank)
     }
     if (z->memory.stage != 3)
         return 0;
-    return enqueue(z, rank, WIRE_STEP_END, 0, z->ranks[rank].ended + 1);
+    return enqueue(z, rank, WIRE_STEP_END, 0, &none);
 }
 
 /* ---- serving --------------------------------------------------------------------------------- */
@@ -103,6 +111,7 @@ struct core_op *fetch_gather_op(struct zero *z, uint32_t rank, uint32_t fetch_un
 
     ops_payload(z, op, unit->first_bucket, unit->buckets);
     op->rank = rank;
+    tokens_gather(z, op, rank);
     op->out = out;
     if (at)
         at->rank = rank;
@@ -133,7 +142,7 @@ static struct core_op *launch_gather(struct zero *z, uint32_t rank,
     op->step = step;
     if (flight)
         flight->step = step;
-    *unit_gather(z, rank, gather->fetch_unit) = op->id;
+    *unit_gather(z, rank, gather->fetch_unit) = z->ranks[rank].gather_op = op->id;
     return op;
 }
 
@@ -186,13 +195,16 @@ static int serve_planned(struct zero *z, uint32_t rank, const struct zero_late *
     return 0;
 }
 
-/* Stages 1-2: once the gathers of the unit's buckets are done; overlap off: of all. */
+/* Stages 1-2: once the gathers of the unit's buckets are done; overlap off: of all. Stage 0: once
+ * the rank's own update is made. */
 static uint64_t replica_gather(const struct zero *z, uint32_t rank, uint32_t unit)
 {
     const struct gw_layout_unit *at = &layout_units(z->layout)[unit];
     uint32_t end = z->options.overlap_off ? z->buckets : at->first_bucket + at->buckets;
 
-    if (z->memory.stage == 0 || at->buckets == 0)
+    if (z->memory.stage == 0)
+        return z->ranks[rank].commit_op;
+    if (at->buckets == 0)
         return 0;
     return zero_entry(z, rank, end - 1)->gather_op;
 }
@@ -212,6 +224,7 @@ static int serve(struct zero *z, uint32_t rank, const struct zero_late *what)
     } else if (what->type == WIRE_FETCH) {
         return serve_planned(z, rank, what);
     } else if (planned) {
+        tokens_release(z, rank, &what->after);
         prefetch_release(z->ranks[rank].plan, what->unit);
         gather_ahead(z, rank, what->step);
     }

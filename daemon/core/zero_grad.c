@@ -214,12 +214,9 @@ static int check_style(struct zero *z, uint32_t rank, uint32_t bucket,
 
 static int check_buffer(struct zero *z, uint32_t rank, uint32_t bucket, uint32_t slot)
 {
-    struct zero_entry *entry = zero_entry(z, rank, bucket);
-
     if (z->memory.ring)
         return slot_use(z, rank, bucket, slot);
-    if (z->memory.local || entry->closed <= z->launched[bucket] ||
-        !*zero_contribution(z, rank, bucket, entry->closed - 1))
+    if (z->memory.local || !grad_unlaunched(z, rank, bucket))
         return 0;
     return zero_fail(z, GW_E_BUSY, rank,
                      "rank %u declared a gradient in the buffer of bucket %u, whose last "
@@ -301,11 +298,41 @@ static int ready_one(struct zero *z, uint32_t rank, const struct wire_ready_entr
     return 0;
 }
 
+/* A stream may wait for its buffer after it has declared what it will write there; the tokens of
+ * two contributions must not be mixed. */
+static bool must_wait(const struct zero *z, uint32_t rank, const struct wire_ready_entry *what)
+{
+    uint32_t piece, bucket;
+
+    if (what->param >= z->params || what->piece >= layout_params(z->layout)[what->param].pieces)
+        return false; /* refused later */
+    piece = layout_params(z->layout)[what->param].first_piece + what->piece;
+    bucket = layout_pieces(z->layout)[piece].bucket;
+    return grad_unlaunched(z, rank, bucket);
+}
+
+bool grad_unlaunched(const struct zero *z, uint32_t rank, uint32_t bucket)
+{
+    const struct zero_entry *entry = zero_entry(z, rank, bucket);
+
+    if (z->memory.local)
+        return entry->done && z->launched[bucket] == 0;
+    for (uint32_t m = z->launched[bucket]; m < entry->closed; m++) {
+        if (*zero_contribution(z, rank, bucket, m))
+            return true;
+    }
+    return false;
+}
+
 int grad_ready(struct zero *z, uint32_t rank, const struct wire_ready_entry *entries,
                uint32_t count)
 {
     int r = 0;
 
+    for (uint32_t i = 0; i < count && z->ordered && !z->memory.ring && !z->memory.local; i++) {
+        if (must_wait(z, rank, &entries[i]))
+            return 1;
+    }
     z->declared |= ZERO_BIT(rank);
     for (uint32_t i = 0; i < count && r == 0; i++)
         r = ready_one(z, rank, &entries[i]);

@@ -11,12 +11,21 @@
  *   zero_measure.c  MEASURE
  *   zero_io.c       PARAM_IO
  *   zero_ops.c      ops: making them, what is in flight, times
+ *   zero_tokens.c   what ops wait for: tokens of the ranks' declarations
  *   zero_report.c   oldest wait, who is needed, statistics
  *
  * Steps count from 1. `step` is the number of steps that every rank has ended; the ledger holds
  * step + 1. A rank that has ended it already is ahead: its next gradients wait in its backlog.
  * `gate` is the number of steps that every rank has resolved (committed or skipped): parameters of
  * step gate + 1 may be gathered, and reductions of step gate + 1 may write to shards.
+ *
+ * All this counts declarations. What a rank declares its streams may do later; so a declaration
+ * carries tokens, and the ops that it lets go wait for them, on their streams (zero_tokens.c). An op
+ * never waits for a later declaration than it needs: a client's stream may wait for that very op
+ * first, and they would wait for each other.
+ *
+ * Ops of one stream run in order wherever they have a rank in common; others may overtake each
+ * other. So who needs all that the REDUCE stream did waits for the last op of each rank there.
  */
 #ifndef GW_CORE_ZERO_INTERNAL_H
 #define GW_CORE_ZERO_INTERNAL_H
@@ -78,6 +87,8 @@ struct zero_slot {
     bool held;       /* by a contribution that is not launched yet */
     uint32_t bucket; /* its bucket */
     uint64_t op;     /* the reduction that reads it, while in flight; else 0 */
+    bool used;       /* some reduction was launched that reads it */
+    bool promised;   /* named in an answer, and not used since */
 };
 
 enum update_state { UPDATE_NONE, UPDATE_PENDING, UPDATE_BEGUN };
@@ -90,6 +101,7 @@ struct zero_late {
     uint16_t type;
     uint32_t unit;
     uint32_t count;
+    struct wire_after after;
     struct wire_ready_entry entries[];
 };
 
@@ -100,6 +112,7 @@ struct zero_queue {
 
 struct zero_acquire {
     uint32_t request, bucket;
+    bool ordered; /* a slot whose reduction is launched will do */
 };
 
 struct zero_comm { /* communication times of a rank, united per step */
@@ -113,6 +126,7 @@ struct zero_rank {
     uint64_t resolved; /* ... and committed or skipped */
     uint64_t ended_ns; /* when it ended the last */
     enum update_state update; /* of step `ended` */
+    bool skipped;      /* that update */
     uint64_t update_told; /* value of its board's update word */
     uint32_t micro;    /* micro-step of the open step, from 0 */
     uint32_t open_buckets;   /* contributions not yet declared in this micro-step */
@@ -136,6 +150,19 @@ struct zero_rank {
     uint64_t measure_ns;   /* since when it waits */
     uint64_t comm_alone_ns;
     struct zero_comm comm;
+    /* Tokens of its declarations. By the step's lowest bit: the rank may be one step ahead of the
+     * ops that wait. */
+    struct wire_after ended_after[2];    /* of STEP_END */
+    struct wire_after resolved_after[2]; /* of the commit, or of what skipped the update */
+    struct wire_after committed_after;   /* of the last commit */
+    uint64_t released[GW_TIMELINES_MAX]; /* of all releases served: the highest values */
+    uint64_t gather_waits[GW_TIMELINES_MAX]; /* what of these its GATHER stream waits for */
+    uint64_t said[GW_TIMELINES_MAX];     /* of all declarations */
+    uint64_t gather_commits; /* commits (their count) that its GATHER stream waits for */
+    uint64_t commit_op;      /* done when the last commit's tokens are reached */
+    uint64_t gather_op;      /* its last gather */
+    uint64_t reduce_op;      /* the last op of the REDUCE stream that touches its memory */
+    bool late_update;        /* it began an update after the generation had broken */
     struct prefetch *plan; /* stage 3 */
 };
 
@@ -165,6 +192,7 @@ struct zero {
     uint64_t drop;      /* edges left out */
     uint32_t world;
     uint64_t everyone;  /* a bit per rank */
+    bool ordered;       /* clients order by streams: what they declare comes to pass later */
     float scale;
     uint32_t buckets, pieces, params, units, fetch_units;
     uint32_t depth;     /* contributions of a rank kept per bucket and step: micro_steps, or 1 */
@@ -174,6 +202,7 @@ struct zero {
     struct core_fault fault;
     bool no_memory;      /* something could not be remembered: the engine must end */
     uint64_t now_ns;
+    const struct wire_after *closing; /* tokens of the message that is being handled */
 
     struct zero_rank *ranks;
     uint8_t *piece_bits;       /* rank x piece */
@@ -199,10 +228,13 @@ struct zero {
     uint32_t micro_max;        /* of all ranks, in the ledger's step */
     uint32_t pos_m, pos_i;     /* next in launch order */
     uint64_t digest;
-    uint64_t reduce_op;        /* last op on the REDUCE stream */
     uint64_t verdict_op;       /* last verdict; 0 once a reduction waits for it */
     uint64_t update_open;      /* steps whose update windows are open to who has begun */
     uint64_t committed;        /* highest step that some rank has committed */
+    uint64_t commits;          /* of all ranks, ever */
+    uint64_t shards_waited;    /* REDUCE stream: steps whose resolving it waits for */
+    uint64_t quiet_op;         /* waits for everything that was declared */
+    bool loud;                 /* something was declared with tokens since */
     uint64_t gathered;         /* stages 1-2: highest step whose gathers are launched */
 
     struct zero_flight *flights; /* by id & (flight_room - 1) */
@@ -271,12 +303,38 @@ void zero_queue_drop(struct zero_queue *queue);
 /* Everything that has become possible is launched. */
 int zero_pump(struct zero *z);
 
+/* ---- zero_tokens.c --------------------------------------------------------------------------- */
+
+/* A rank declares something with tokens. */
+void tokens_note(struct zero *z, uint32_t rank, const struct wire_after *after);
+/* Room for `count` more waits of the op made last. False: no memory. */
+bool tokens_room(struct zero *z, struct core_op *op, size_t count);
+void tokens_add(struct core_op *op, uint32_t rank, const struct wire_after *after);
+/* A release was served: its memory may be taken once the tokens are reached. */
+void tokens_release(struct zero *z, uint32_t rank, const struct wire_after *after);
+/* Of an op on the rank's GATHER stream: what it reads is committed, what it overwrites is read. */
+void tokens_gather(struct zero *z, struct core_op *op, uint32_t rank);
+/* Of an op that writes to reduced gradients: of all ranks, once per step; of one rank. */
+void tokens_shards(struct zero *z, struct core_op *op);
+void tokens_shard(struct zero *z, struct core_op *op, uint32_t rank);
+/* Of an op that fills up a contribution with zeros: what the declaration that closed it said. */
+void tokens_closing(struct zero *z, struct core_op *op, uint32_t rank);
+/* Of an op that opens update windows: every rank's reads of the step are over. */
+void tokens_reads(struct zero *z, struct core_op *op, uint64_t step);
+/* True: all that was declared has come to pass. Else it is being waited for, and a completion will
+ * tell. Not for the step path. */
+bool tokens_quiet(struct zero *z);
+void tokens_reset(struct zero *z);
+
 /* ---- zero_grad.c ----------------------------------------------------------------------------- */
 
 /* The rank's ledger for a new step; all ranks' tables of the step. */
 void grad_reset_step(struct zero *z);
+/* 1 (streams only): not before the last contribution to a buffer is launched. */
 int grad_ready(struct zero *z, uint32_t rank, const struct wire_ready_entry *entries,
                uint32_t count);
+/* The rank's last contribution to a bucket waits for its launch (not: stage and mode with a ring). */
+bool grad_unlaunched(const struct zero *z, uint32_t rank, uint32_t bucket);
 int grad_micro_end(struct zero *z, uint32_t rank);
 int grad_step_end(struct zero *z, uint32_t rank);
 
@@ -300,7 +358,7 @@ bool launch_complete(const struct zero *z);
 
 /* A piece of the bucket's open contribution lies in `slot`. */
 int slot_use(struct zero *z, uint32_t rank, uint32_t bucket, uint32_t slot);
-int slot_acquire(struct zero *z, uint32_t rank, uint32_t request, uint32_t bucket);
+int slot_acquire(struct zero *z, uint32_t rank, const struct wire_msg *msg);
 void slot_overflow(struct zero *z, uint32_t rank, int code);
 void slot_op_done(struct zero *z, uint64_t op);
 /* Answers what can be answered. */
@@ -309,9 +367,10 @@ void slot_pump(struct zero *z);
 /* ---- zero_step.c ----------------------------------------------------------------------------- */
 
 /* The rank goes on: an update that was not begun is skipped. */
-void step_touch(struct zero *z, uint32_t rank);
+void step_touch(struct zero *z, uint32_t rank, const struct wire_after *after);
 int step_update_begin(struct zero *z, uint32_t rank);
-int step_update_commit(struct zero *z, uint32_t rank);
+/* 1 (streams only): not before its window is open. */
+int step_update_commit(struct zero *z, uint32_t rank, const struct wire_after *after);
 /* Steps that every rank has resolved. */
 uint64_t step_resolved(const struct zero *z);
 /* Raises gate; launches the gathers of stages 1-2. True: something changed. */
@@ -320,13 +379,13 @@ bool step_gate(struct zero *z);
 void step_gather_all(struct zero *z, uint64_t step, bool counted);
 /* Closes the ledger's step when every rank has ended it. */
 bool step_close(struct zero *z);
-/* Opens update windows when no gather reads the shards any more. */
-void step_open_updates(struct zero *z);
+/* Opens the update windows of the step that all have ended. True: some. */
+bool step_open_updates(struct zero *z);
 
 /* ---- zero_fetch.c ---------------------------------------------------------------------------- */
 
 int fetch_declare(struct zero *z, uint32_t rank, uint32_t unit);
-int fetch_release(struct zero *z, uint32_t rank, uint32_t unit);
+int fetch_release(struct zero *z, uint32_t rank, uint32_t unit, const struct wire_after *after);
 int fetch_step_end(struct zero *z, uint32_t rank);
 int fetch_pump(struct zero *z);
 /* The name of some unit that the rank holds. */
@@ -358,6 +417,9 @@ struct core_ref *ops_refs(struct zero *z, uint32_t count);
 struct core_signal *ops_signals(struct zero *z, struct core_op *op, uint32_t count);
 /* The op made last waits for those of the ops that are not done. */
 void ops_wait(struct zero *z, struct core_op *op, const uint64_t *ids, uint32_t count);
+/* An op that only waits and signals, for the ranks in `members` (copied). */
+struct core_op *ops_barrier(struct zero *z, enum core_stream stream, const uint32_t *members,
+                            uint32_t count);
 /* Signal after an op, or now if it is 0 or done. */
 void ops_signal(struct zero *z, struct core_signal signal, uint64_t after_op);
 void ops_payload(const struct zero *z, struct core_op *op, uint32_t first_bucket, uint32_t count);

@@ -49,7 +49,7 @@ static bool sound(const struct zero *z, const struct wire_msg *msg)
 }
 
 /* 0: now; 1: later; < 0: refused, why is in *why. */
-static int allowed(const struct zero *z, uint32_t rank, struct text *why)
+static int allowed(struct zero *z, uint32_t rank, struct text *why)
 {
     if (z->ranks[rank].update == UPDATE_BEGUN) {
         text_add(why, "rank %u is inside its update of step %llu: commit it first", rank,
@@ -60,7 +60,7 @@ static int allowed(const struct zero *z, uint32_t rank, struct text *why)
         text_add(why, ": parameters are written and read between steps only, with no unit fetched");
         return GW_E_STATE;
     }
-    return updates_open(z) || z->gathers_in_flight || z->measure.running;
+    return updates_open(z) || z->gathers_in_flight || z->measure.running || !tokens_quiet(z);
 }
 
 /* True: served or refused. */

@@ -26,6 +26,20 @@ void launch_consumed(struct zero *z, uint32_t rank, uint32_t bucket)
 
 /* ---- local ops ------------------------------------------------------------------------------- */
 
+static struct core_op *own_op(struct zero *z, enum core_op_kind kind, uint32_t rank,
+                              uint32_t bucket)
+{
+    struct core_op *op = ops_new(z, kind, CORE_STREAM_REDUCE, GW_KINDS, FLIGHT_OTHER);
+
+    op->rank = rank;
+    op->world = 1;
+    op->members = &z->members[rank];
+    op->bucket = bucket;
+    op->bucket_count = 1;
+    zero_entry(z, rank, bucket)->last_op = z->ranks[rank].reduce_op = op->id;
+    return op;
+}
+
 static void zero_range(struct zero *z, uint32_t rank, uint32_t bucket, struct core_ref base,
                        uint64_t from, uint64_t to)
 {
@@ -34,19 +48,17 @@ static void zero_range(struct zero *z, uint32_t rank, uint32_t bucket, struct co
 
     if (from == to)
         return;
-    op = ops_new(z, CORE_OP_ZERO, CORE_STREAM_REDUCE, GW_KINDS, FLIGHT_OTHER);
-    op->rank = rank;
-    op->world = 1;
-    op->members = &z->members[rank];
-    op->bucket = bucket;
-    op->bucket_count = 1;
+    op = own_op(z, CORE_OP_ZERO, rank, bucket);
     op->numel = to - from;
     op->out = out = ops_refs(z, 1);
     if (!out)
         return;
     *out = base;
     out->offset_bytes += from * MEMORY_FLOAT;
-    zero_entry(z, rank, bucket)->last_op = op->id;
+    if (!z->memory.ring || base.kind == GW_ARENA_SHARD_GRADS)
+        tokens_shard(z, op, rank); /* the last step's reduced gradient may lie there */
+    if (z->closing)
+        tokens_closing(z, op, rank);
 }
 
 void launch_zero_fill(struct zero *z, uint32_t rank, uint32_t bucket, uint8_t bit,
@@ -77,15 +89,14 @@ void launch_zero_fill(struct zero *z, uint32_t rank, uint32_t bucket, uint8_t bi
     zero_range(z, rank, bucket, base, from, to);
 }
 
+/* waits: NULL, or room for them. */
 static void add_waits(struct zero *z, struct core_op *op, struct core_token *waits, uint32_t rank,
                       struct zero_tokens *tokens)
 {
-    for (uint32_t i = 0; i < tokens->count && waits; i++)
+    for (uint32_t i = 0; i < tokens->count && waits && zero_edge(z, EDGE_GRAD_WRITTEN); i++)
         waits[op->wait_count++] =
             (struct core_token){rank, tokens->timeline[i], tokens->value[i]};
     tokens->count = 0;
-    if (!zero_edge(z, EDGE_GRAD_WRITTEN))
-        op->wait_count = 0;
     op->waits = waits;
 }
 
@@ -93,20 +104,14 @@ void launch_local_add(struct zero *z, uint32_t rank, uint32_t bucket)
 {
     struct zero_entry *entry = zero_entry(z, rank, bucket);
     struct zero_tokens *tokens = zero_tokens(z, rank, bucket);
-    struct core_op *op = ops_new(z, CORE_OP_LOCAL_ADD, CORE_STREAM_REDUCE, GW_KINDS, FLIGHT_OTHER);
+    struct core_op *op = own_op(z, CORE_OP_LOCAL_ADD, rank, bucket);
     struct core_ref *refs = ops_refs(z, 2);
 
-    op->rank = rank;
-    op->world = 1;
-    op->members = &z->members[rank];
-    op->bucket = bucket;
-    op->bucket_count = 1;
     op->numel = z->memory.buckets[bucket].padded_numel;
     op->accumulate = entry->acc_valid;
     add_waits(z, op, effects_alloc(z->effects, ZERO_TOKENS * sizeof(struct core_token)), rank,
               tokens);
     entry->acc_valid = true;
-    entry->last_op = op->id;
     if (!refs)
         return;
     refs[0] = memory_flat(&z->memory, GW_ARENA_GRADS, bucket, rank);
@@ -176,12 +181,14 @@ static void attach_ranks(struct zero *z, struct core_op *op, uint32_t bucket, ui
         if (z->memory.ring && slot) {
             zero_slot(z, r, slot - 1)->held = false;
             zero_slot(z, r, slot - 1)->op = op->id;
+            zero_slot(z, r, slot - 1)->used = true;
         }
         if (counts(z, r, bucket, m) && signals)
             signals[count++] = bucket_signal(z, r, bucket);
-        entry->last_op = op->id;
+        entry->last_op = z->ranks[r].reduce_op = op->id;
     }
     op->signal_count = count;
+    tokens_shards(z, op);
 }
 
 static void launch_reduction(struct zero *z, uint32_t bucket, uint32_t m)
@@ -197,6 +204,7 @@ static void launch_reduction(struct zero *z, uint32_t bucket, uint32_t m)
     op->partials = 1;
     op->scale = z->scale;
     op->ready_ns = zero_due(z, bucket, m)->ready_ns;
+    op->order = (uint8_t)z->options.order;
     /* The last verdict has read what this one leaves. */
     ops_wait(z, op, &z->verdict_op, 1);
     z->verdict_op = 0;

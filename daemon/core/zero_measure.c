@@ -43,6 +43,7 @@ static void measure_reduction(struct zero *z, uint32_t bucket)
 
     ops_payload(z, op, bucket, 1);
     op->scale = z->scale;
+    op->order = (uint8_t)z->options.order;
     for (uint32_t r = 0; r < z->world && in && out; r++) {
         in[r] = z->memory.ring ? memory_slot(&z->memory, bucket % z->memory.ring_slots, r)
                                : memory_flat(&z->memory, GW_ARENA_GRADS, bucket, r);
@@ -197,7 +198,8 @@ void measure_pump(struct zero *z)
 {
     struct zero_measure *measure = &z->measure;
 
-    if (!measure->running && (all_asked(z) <= 0 || z->flight_count || !begin(z)))
+    if (!measure->running &&
+        (all_asked(z) <= 0 || !tokens_quiet(z) || z->flight_count || !begin(z)))
         return;
     while (measure->in_flight == 0) {
         if (measure->gathers)

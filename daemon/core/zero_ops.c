@@ -83,8 +83,6 @@ struct core_op *ops_new(struct zero *z, enum core_op_kind kind, enum core_stream
     op->scale = 1;
     op->ready_ns = z->now_ns;
     op->step = z->step + 1;
-    if (stream == CORE_STREAM_REDUCE)
-        z->reduce_op = op->id;
     flight_add(z, op->id, flight);
     return op;
 }
@@ -103,16 +101,38 @@ struct core_signal *ops_signals(struct zero *z, struct core_op *op, uint32_t cou
     return signals;
 }
 
+/* Each once; what is done need not be waited for. */
 void ops_wait(struct zero *z, struct core_op *op, const uint64_t *ids, uint32_t count)
 {
-    uint64_t *waits = effects_alloc(z->effects, count * sizeof(*waits));
+    uint64_t *waits = NULL;
 
-    op->wait_ops = waits;
     op->wait_op_count = 0;
-    for (uint32_t i = 0; i < count && waits; i++) {
-        if (ops_flight(z, ids[i]))
+    for (uint32_t i = 0; i < count; i++) {
+        bool wanted = ops_flight(z, ids[i]) != NULL;
+
+        for (uint32_t k = 0; k < op->wait_op_count && wanted; k++)
+            wanted = waits[k] != ids[i];
+        if (wanted && !waits)
+            waits = effects_alloc(z->effects, count * sizeof(*waits));
+        if (wanted && waits)
             waits[op->wait_op_count++] = ids[i];
     }
+    op->wait_ops = waits;
+}
+
+struct core_op *ops_barrier(struct zero *z, enum core_stream stream, const uint32_t *members,
+                            uint32_t count)
+{
+    struct core_op *op = ops_new(z, CORE_OP_BARRIER, stream, GW_KINDS, FLIGHT_OTHER);
+    uint32_t *mine = effects_alloc(z->effects, count * sizeof(*mine));
+
+    if (!mine)
+        return op;
+    memcpy(mine, members, count * sizeof(*mine));
+    op->members = mine;
+    op->world = count;
+    op->rank = members[0];
+    return op;
 }
 
 void ops_signal(struct zero *z, struct core_signal signal, uint64_t after_op)
@@ -181,7 +201,6 @@ void zero_op_done(struct zero *z, uint64_t now_ns, uint64_t op, uint64_t started
         slot_op_done(z, op);
     if (flight.kind == FLIGHT_MEASURE)
         measure_op_done(z, &flight, done_ns > started_ns ? done_ns - started_ns : 0);
-    step_open_updates(z);
     slot_pump(z);
     measure_pump(z);
     io_pump(z);
@@ -212,7 +231,7 @@ void ops_reset(struct zero *z)
 {
     memset(z->flights, 0, z->flight_room * sizeof(*z->flights));
     z->flight_count = z->gathers_in_flight = 0;
-    z->reduce_op = z->verdict_op = 0;
+    z->verdict_op = 0;
 }
 
 void ops_free(struct zero *z)

@@ -6,6 +6,9 @@
  *
  * A client sends ACQUIRE when each of its slots is in use as far as it can tell. It is answered
  *  - GW_NO_SLOT ("look again") once one of its slots has become free since the last answer;
+ *  - a slot whose reduction is launched, if the client's stream will wait for it (ordered). Only
+ *    then: a stream that waited for a reduction that is not launched might keep back the very
+ *    gradient that is to be reduced before;
  *  - an overflow slot, if waiting might be for its own later gradients or commit: no reduction in
  *    flight will free a slot of the rank, and the next one in launch order waits for the rank.
  */
@@ -33,14 +36,14 @@ int slot_use(struct zero *z, uint32_t rank, uint32_t bucket, uint32_t slot)
         return zero_fail(z, GW_E_BUSY, rank,
                          "rank %u put a gradient of bucket %u into slot %u, which still holds "
                          "bucket %u: acquire a free one first", rank, bucket, slot, at->bucket);
-    *at = (struct zero_slot){.held = true, .bucket = bucket};
+    *at = (struct zero_slot){.held = true, .bucket = bucket, .used = at->used};
     entry->slot = slot;
     return 0;
 }
 
 /* ---- ACQUIRE --------------------------------------------------------------------------------- */
 
-static void answer(struct zero *z, uint32_t rank, uint32_t slot)
+static void answer(struct zero *z, uint32_t rank, uint32_t slot, bool launched)
 {
     struct zero_rank *mine = &z->ranks[rank];
     struct core_effect *effect = effects_add(z->effects, CORE_EFF_REPLY);
@@ -49,6 +52,7 @@ static void answer(struct zero *z, uint32_t rank, uint32_t slot)
     effect->reply.type = WIRE_ACQUIRED;
     effect->reply.request = mine->acquires[0].request;
     effect->reply.u.acquired.slot = slot;
+    effect->reply.u.acquired.launched = launched;
     mine->acquire_count--;
     memmove(&mine->acquires[0], &mine->acquires[1],
             mine->acquire_count * sizeof(mine->acquires[0]));
@@ -62,13 +66,15 @@ static void answer_news(struct zero *z, uint32_t rank)
     if (!mine->slot_news || mine->acquire_count == 0 || mine->overflow_pending)
         return;
     while (mine->acquire_count)
-        answer(z, rank, GW_NO_SLOT);
+        answer(z, rank, GW_NO_SLOT, false);
     mine->slot_news = false;
 }
 
-int slot_acquire(struct zero *z, uint32_t rank, uint32_t request, uint32_t bucket)
+int slot_acquire(struct zero *z, uint32_t rank, const struct wire_msg *msg)
 {
     struct zero_rank *mine = &z->ranks[rank];
+    uint32_t request = msg->request, bucket = msg->u.acquire.bucket;
+    bool ordered = msg->u.acquire.ordered;
 
     if (!z->memory.ring || bucket >= z->buckets) {
         zero_reply(z, rank, request, GW_E_INVALID,
@@ -78,7 +84,7 @@ int slot_acquire(struct zero *z, uint32_t rank, uint32_t request, uint32_t bucke
         zero_reply(z, rank, request, GW_E_LIMIT,
                    "rank %u waits for %u ring slots already", rank, ZERO_ACQUIRES);
     } else {
-        mine->acquires[mine->acquire_count++] = (struct zero_acquire){request, bucket};
+        mine->acquires[mine->acquire_count++] = (struct zero_acquire){request, bucket, ordered};
     }
     return 0;
 }
@@ -145,6 +151,21 @@ static void grant_overflow(struct zero *z, uint32_t rank)
     effect->index = mine->overflows;
 }
 
+/* A launched slot that is nobody's; each is named once. */
+static bool promise(struct zero *z, uint32_t rank)
+{
+    for (uint32_t s = 0; s < z->memory.ring_slots + z->ranks[rank].overflows; s++) {
+        struct zero_slot *at = zero_slot(z, rank, s);
+
+        if (at->held || at->promised || !at->used)
+            continue;
+        at->promised = true;
+        answer(z, rank, s, true);
+        return true;
+    }
+    return false;
+}
+
 static void pump_rank(struct zero *z, uint32_t rank)
 {
     struct zero_rank *mine = &z->ranks[rank];
@@ -152,10 +173,12 @@ static void pump_rank(struct zero *z, uint32_t rank)
     answer_news(z, rank);
     while (mine->acquire_count && !mine->overflow_pending) {
         if (!needs_slot(z, rank, mine->acquires[0].bucket)) {
-            answer(z, rank, GW_NO_SLOT); /* look again */
+            answer(z, rank, GW_NO_SLOT, false); /* look again */
             continue;
         }
-        if (slot_in_flight(z, rank) || !head_lacks(z, rank))
+        if (mine->acquires[0].ordered && promise(z, rank))
+            continue;
+        if ((!mine->acquires[0].ordered && slot_in_flight(z, rank)) || !head_lacks(z, rank))
             return;
         grant_overflow(z, rank);
     }
@@ -177,7 +200,7 @@ void slot_overflow(struct zero *z, uint32_t rank, int code)
     mine->overflow_pending = false;
     bucket = mine->acquires[0].bucket;
     if (code == 0) {
-        answer(z, rank, z->memory.ring_slots + mine->overflows);
+        answer(z, rank, z->memory.ring_slots + mine->overflows, false);
         mine->overflows++;
         return;
     }

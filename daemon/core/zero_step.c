@@ -22,16 +22,27 @@ static unsigned long long number(uint64_t value)
 
 /* ---- a rank's update ------------------------------------------------------------------------- */
 
-static void resolve(struct zero *z, uint32_t rank)
+/* after: the rank's streams have no use for the step's gradients any more. */
+static void resolve(struct zero *z, uint32_t rank, const struct wire_after *after)
 {
-    z->ranks[rank].update = UPDATE_NONE;
-    z->ranks[rank].resolved = z->ranks[rank].ended;
+    struct zero_rank *mine = &z->ranks[rank];
+
+    mine->update = UPDATE_NONE;
+    mine->resolved = mine->ended;
+    mine->resolved_after[mine->ended & 1] = *after;
 }
 
-void step_touch(struct zero *z, uint32_t rank)
+void step_touch(struct zero *z, uint32_t rank, const struct wire_after *after)
 {
-    if (z->ranks[rank].update == UPDATE_PENDING)
-        resolve(z, rank);
+    struct zero_rank *mine = &z->ranks[rank];
+    struct wire_after *said = &mine->resolved_after[mine->ended & 1];
+
+    if (mine->update == UPDATE_PENDING) {
+        resolve(z, rank, after);
+        mine->skipped = true;
+    } else if (mine->skipped && !said->tokens) {
+        *said = *after; /* what skipped it had none: a fetch, which waits for nothing */
+    }
 }
 
 int step_update_begin(struct zero *z, uint32_t rank)
@@ -49,13 +60,26 @@ int step_update_begin(struct zero *z, uint32_t rank)
     return 0;
 }
 
-int step_update_commit(struct zero *z, uint32_t rank)
+/* Done when the rank's streams have made the update: until then its shard may be half written. */
+static void launch_commit(struct zero *z, uint32_t rank, const struct wire_after *after)
+{
+    struct core_op *op = ops_barrier(z, CORE_STREAM_GATHER, &rank, 1);
+
+    op->step = z->ranks[rank].ended;
+    if (zero_edge(z, EDGE_COMMITTED) && tokens_room(z, op, after->tokens))
+        tokens_add(op, rank, after);
+    z->ranks[rank].commit_op = op->id;
+}
+
+int step_update_commit(struct zero *z, uint32_t rank, const struct wire_after *after)
 {
     struct zero_rank *mine = &z->ranks[rank];
 
     if (mine->update != UPDATE_BEGUN)
         return zero_fail(z, GW_E_STATE, rank, "rank %u committed an update that it had not begun",
                          rank);
+    if (z->update_open < mine->ended && zero_edge(z, EDGE_READS_OVER) && z->ordered)
+        return 1; /* its streams wait for the window */
     if (z->update_open < mine->ended && zero_edge(z, EDGE_READS_OVER))
         return zero_fail(z, GW_E_STATE, rank,
                          "rank %u committed the update of step %llu before every rank had ended "
@@ -63,23 +87,36 @@ int step_update_commit(struct zero *z, uint32_t rank)
                          number(mine->ended));
     if (mine->ended > z->committed)
         z->committed = mine->ended;
-    resolve(z, rank);
+    z->commits++;
+    mine->committed_after = *after;
+    mine->skipped = false;
+    if (after->tokens)
+        launch_commit(z, rank, after);
+    resolve(z, rank, after);
     return 0;
 }
 
 void zero_late_update(struct zero *z, uint32_t rank, bool commit)
 {
+    static const struct wire_after none;
     struct zero_rank *mine;
 
-    if (rank >= z->world || z->ranks[rank].backlog.count)
-        return; /* then it is about a window that has not opened */
+    if (rank >= z->world)
+        return;
     mine = &z->ranks[rank];
+    if (z->ordered) {
+        /* Nothing holds its streams any more, whatever they wait for. */
+        mine->late_update = true;
+        return;
+    }
+    if (mine->backlog.count)
+        return; /* then it is about a window that has not opened */
     if (!commit && mine->update == UPDATE_PENDING) {
         mine->update = UPDATE_BEGUN;
     } else if (commit && mine->update == UPDATE_BEGUN && z->update_open >= mine->ended) {
         if (mine->ended > z->committed)
             z->committed = mine->ended;
-        resolve(z, rank);
+        resolve(z, rank, &none);
     }
 }
 
@@ -98,6 +135,7 @@ void step_gather_all(struct zero *z, uint64_t step, bool counted)
             ops_payload(z, op, b, 1);
             op->rank = r;
             op->step = step;
+            tokens_gather(z, op, r);
             op->measure = !counted;
             op->in_place_skip = 1;
             op->out = out;
@@ -107,7 +145,7 @@ void step_gather_all(struct zero *z, uint64_t step, bool counted)
                 flight->rank = r;
                 flight->step = step;
             }
-            zero_entry(z, r, b)->gather_op = op->id;
+            zero_entry(z, r, b)->gather_op = z->ranks[r].gather_op = op->id;
         }
     }
 }
@@ -151,13 +189,16 @@ static void *copy(struct zero *z, const void *from, size_t bytes)
 
 static void launch_verdict(struct zero *z)
 {
-    uint64_t last = z->reduce_op;
+    uint64_t last[GW_RANKS_MAX];
     struct core_op *op = ops_new(z, CORE_OP_VERDICT, CORE_STREAM_CONTROL, GW_KIND_CONTROL,
                                  FLIGHT_OTHER);
     struct core_signal *signals;
 
+    for (uint32_t r = 0; r < z->world; r++)
+        last[r] = z->ranks[r].reduce_op;
     if (zero_edge(z, EDGE_VERDICT_LAST))
-        ops_wait(z, op, &last, 1);
+        ops_wait(z, op, last, z->world);
+    tokens_shards(z, op); /* no bucket, no reduction; but the last verdict must have been read */
     op->clip_norm = z->options.clip_norm;
     op->digest = z->digest;
     op->used_params = z->used_params;
@@ -197,26 +238,56 @@ bool step_close(struct zero *z)
 
 /* Told only to a rank whose UPDATE_BEGIN is here: what it writes from now on is known to be
  * unfinished until its commit, however it dies. */
-static void signal_update(struct zero *z, uint32_t rank, uint64_t step)
+static bool wants_window(struct zero *z, uint32_t rank, uint64_t step)
 {
-    if (z->ranks[rank].update != UPDATE_BEGUN || z->ranks[rank].update_told >= step)
-        return;
-    z->ranks[rank].update_told = step;
-    ops_signal(z, (struct core_signal){.rank = rank,
-                                       .timeline = GW_TIMELINE(GW_TL_UPDATE, 0),
-                                       .value = step}, 0);
+    struct zero_rank *mine = &z->ranks[rank];
+
+    if (mine->update != UPDATE_BEGUN || mine->ended > step || mine->update_told >= mine->ended)
+        return false;
+    mine->update_told = mine->ended;
+    return true;
 }
 
-/* An update window opens when nobody reads the parameters any more: every rank has ended its step,
- * and no gather that nobody fetched, or waited for, is still copying from the shards. */
-void step_open_updates(struct zero *z)
+static struct core_signal window_signal(const struct zero *z, uint32_t rank)
 {
-    bool kept = zero_edge(z, EDGE_READS_OVER);
+    return (struct core_signal){.rank = rank,
+                                .timeline = GW_TIMELINE(GW_TL_UPDATE, 0),
+                                .value = z->ranks[rank].ended};
+}
 
-    if (!kept || (z->update_open < z->step && !z->gathers_in_flight))
-        z->update_open = z->step;
+/* The word rises when nobody's streams read the parameters any more: those that compute with them,
+ * and gathers that copy them. */
+static void launch_windows(struct zero *z, const uint32_t *ranks, uint32_t count)
+{
+    struct core_op *op = ops_barrier(z, CORE_STREAM_CONTROL, ranks, count);
+    uint64_t gathers[GW_RANKS_MAX];
+    struct core_signal *signals;
+
+    op->step = z->update_open;
+    for (uint32_t r = 0; r < z->world; r++)
+        gathers[r] = z->ranks[r].gather_op;
+    ops_wait(z, op, gathers, z->world);
+    tokens_reads(z, op, z->update_open);
+    signals = ops_signals(z, op, count);
+    for (uint32_t i = 0; i < count && signals; i++)
+        signals[i] = window_signal(z, ranks[i]);
+}
+
+bool step_open_updates(struct zero *z)
+{
+    bool opened = z->update_open < z->step, kept = zero_edge(z, EDGE_READS_OVER);
+    uint32_t ranks[GW_RANKS_MAX], count = 0;
+
+    z->update_open = z->step;
     for (uint32_t r = 0; r < z->world; r++) {
-        if (!kept || z->update_open >= z->ranks[r].ended)
-            signal_update(z, r, z->ranks[r].ended);
+        if (!wants_window(z, r, kept ? z->update_open : UINT64_MAX))
+            continue;
+        if (kept)
+            ranks[count++] = r;
+        else
+            ops_signal(z, window_signal(z, r), 0);
     }
+    if (count)
+        launch_windows(z, ranks, count);
+    return opened;
 }

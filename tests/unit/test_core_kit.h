@@ -44,12 +44,13 @@ struct zero {
 };
 
 int zero_new(const struct layout *layout, const struct wire_seal *options, uint32_t world,
-             uint64_t drop_edges, struct effects *effects, struct zero **ret_zero)
+             bool ordered, uint64_t drop_edges, struct effects *effects, struct zero **ret_zero)
 {
     struct zero *zero = calloc(1, sizeof(*zero));
 
     (void)layout;
     (void)options;
+    (void)ordered;
     (void)drop_edges;
     if (!zero)
         return GW_E_NOMEM;

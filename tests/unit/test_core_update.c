@@ -52,7 +52,7 @@ static void a_read_that_waits_for_an_update_is_seen(void **state)
 
     (void)state;
     fx_all(fx, WIRE_UPDATE_BEGIN);
-    fx_expect(fx, "SIG update@0=1\nSIG update@1=1\n");
+    fx_expect(fx, "BA sig update@0=1\nBA sig update@1=1\n");
     assert_int_equal(fx_bare(fx, 0, WIRE_UPDATE_COMMIT), 0);
     assert_int_equal(fx_io(fx, 0, 0, 0, 0, 4), 0);
     fx_expect(fx, "");
@@ -121,7 +121,7 @@ static void an_update_that_all_made_counts(void **state)
     assert_int_equal(fx_bare(fx, 0, WIRE_UPDATE_COMMIT), 0);
     zero_late_update(fx->zero, 1, false);
     zero_late_update(fx->zero, 1, true);
-    fx_expect(fx, "SIG update@0=1\n");
+    fx_expect(fx, "BA sig update@0=1\n");
     assert_int_equal(reattach(fx), 0);
     assert_int_equal(zero_steps(fx->zero), 1);
     fx_expect(fx, "GA@0 b0 n2 measure [P0:0]\nGA@1 b0 n2 measure [P1:0]\n");

@@ -187,6 +187,9 @@ static const struct row zero[] = {
     {WIRE_ACQUIRED, BAD, "1=0xffffffff 2=1"}, /* which slot, then? */
     {WIRE_ACQUIRE, GOOD, "1=0xffffffff 2=1"},
     {WIRE_ACQUIRE, BAD, "2=2"},
+    {WIRE_MICRO_END, GOOD, ""},
+    {WIRE_MICRO_END, GOOD, "1=63 2=1"},
+    {WIRE_MICRO_END, BAD, "1=64 2=1"},
     {WIRE_STEP_END, GOOD, ""},
     {WIRE_STEP_END, GOOD, "1=63 1=1 1=1 1=0 2=1 2=0 2=0xffffffffffffffff 2=3"},
     {WIRE_STEP_END, BAD, "1=64 2=1"},

@@ -193,7 +193,7 @@ static void early_fetches_are_served_in_order(void **state)
     fx_expect(fx, "");
     assert_int_equal(fx_bare(fx, 1, WIRE_UPDATE_BEGIN), 0);
     assert_int_equal(fx_bare(fx, 1, WIRE_UPDATE_COMMIT), 0);
-    fx_expect(fx, "SIG update@1=1\n"
+    fx_expect(fx, "BA sig update@1=1\n"
                   "GA@0 b4+2 n4 [L0:0] sig u2@0=1\nGA@0 b2+2 n4 [L0:0] sig u1@0=1\n");
     /* now rank 1's end of step 2; then 2, 1 is the record of rank 0 */
     assert_int_equal(fx_bare(fx, 1, WIRE_STEP_END), 0);

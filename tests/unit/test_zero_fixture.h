@@ -9,7 +9,8 @@
  * of its RING, rank 1 gives nothing; outputs at element 2 of their SHARD_GRADS; waits for rank 0's
  * timeline 3 to be 7; raises the words of bucket 1 of ranks 0 and 1 to 2.
  *   arenas: P params, G grads, A acc, R ring, S shard grads, L pool, O overflow (index.offset)
- *   ops:    RS AR GA (gather, for its rank) LA (local add) ZE (zero) VE (verdict)
+ *   ops:    RS AR GA (gather, for its rank) LA (local add) ZE (zero) VE (verdict) BA (only waits
+ *           and signals)
  *   others: SIG ... (a signal alone; "<n" after op n), ACQ@r slot, OVF@r index, DONE@r code,
  *           IO@r
  * Ids are shown where an op waits for another ("<7"); all_done() completes what was launched.
@@ -41,6 +42,7 @@ struct fx {
     struct zero *zero;
     struct wire_seal options;
     uint32_t world;
+    bool ordered;
     uint64_t now_ns;
     uint32_t request;
     struct core_fault fault;
@@ -82,7 +84,8 @@ static inline void fx_open_layout(struct fx *fx, const struct fx_unit *params, u
     }
     assert_int_equal(layout_new(&options, list, count, &fx->layout, &wrong), 0);
     assert_int_equal(effects_new(&fx->effects), 0);
-    assert_int_equal(zero_new(fx->layout, &fx->options, fx->world, drop, fx->effects, &fx->zero),
+    assert_int_equal(zero_new(fx->layout, &fx->options, fx->world, fx->ordered, drop, fx->effects,
+                              &fx->zero),
                      0);
 }
 
@@ -169,7 +172,7 @@ static inline void fx_op(struct text *text, const struct core_op *op)
     text_add(text, "%s", names[op->kind]);
     if (op->kind == CORE_OP_VERDICT) {
         text_add(text, " step %llu used %u", (unsigned long long)op->step, op->used_params);
-    } else {
+    } else if (op->kind != CORE_OP_BARRIER) {
         if (op->kind == CORE_OP_GATHER || one)
             text_add(text, "@%u", op->rank);
         text_add(text, " b%u", op->bucket);

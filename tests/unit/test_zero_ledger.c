@@ -43,8 +43,8 @@ static void stage_0_all_reduces_in_place(void **state)
     fx_all(fx, WIRE_STEP_END);
     fx_expect(fx, "VE step 1 used 2 sig step@0=1 step@1=1 <2\n");
     fx_all(fx, WIRE_UPDATE_BEGIN);
-    fx_expect(fx, "SIG update@0=1\n"
-                  "SIG update@1=1\n");
+    fx_expect(fx, "BA sig update@0=1\n"
+                  "BA sig update@1=1\n");
     fx_free(fx);
 }
 

@@ -79,7 +79,7 @@ static void a_layer_used_in_the_first_micro_step_only(void **state)
                       "RS b0 n2 acc [R0:8 R1:8] -> [S0:0 S1:0] sig b0@0=2 b0@1=2\n"
                       "VE step 1 used 2 sig step@0=1 step@1=1 <3\n");
         fx_all(fx, WIRE_UPDATE_BEGIN);
-        fx_expect(fx, "SIG update@0=1\nSIG update@1=1\n");
+        fx_expect(fx, "BA sig update@0=1\nBA sig update@1=1\n");
         fx_free(fx);
     }
 }
@@ -236,7 +236,7 @@ static void local_micro_step_without_a_layer(void **state)
                   "RS b0 n4 [A0:0] -> [G0:0] sig b0@0=2\n"
                   "VE step 1 used 3 sig step@0=1 <6\n");
     assert_int_equal(fx_bare(fx, 0, WIRE_UPDATE_BEGIN), 0);
-    fx_expect(fx, "SIG update@0=1\n");
+    fx_expect(fx, "BA sig update@0=1\n");
     fx_free(fx);
 }
 

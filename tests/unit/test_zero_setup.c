@@ -26,7 +26,7 @@ static void edges_are_known_by_name(void **state)
     (void)state;
     assert_true(edges_parse("GRAD_WRITTEN") == 1); /* the table's first row */
     assert_true(edges_parse("ALL_READY") == 2);
-    assert_true(edges_parse("POOL_FREE") == 1ull << (EDGES - 1));
+    assert_true(edges_parse("RELEASED") == 1ull << (EDGES - 1));
     assert_true(edges_parse("ALL_READ") == 0);
     assert_true(edges_parse("") == 0);
     assert_true(edges_parse(NULL) == 0);
@@ -361,7 +361,7 @@ static void reads_wait_for_updates_and_gathers(void **state)
     fx_expect(fx, "IO@0 r p0 0+1\n");
     assert_int_equal(fx_bare(fx, 0, WIRE_UPDATE_BEGIN), 0);
     assert_int_equal(fx_bare(fx, 1, WIRE_UPDATE_BEGIN), 0);
-    fx_expect(fx, "SIG update@0=1\nSIG update@1=1\n");
+    fx_expect(fx, "BA sig update@0=1\nBA sig update@1=1\n");
     assert_int_equal(fx_io(fx, 1, 0, 0, 0, 1), 0); /* it would wait for itself */
     fx_expect(fx, "DONE@1 -2\n");
     assert_int_equal(fx_bare(fx, 1, WIRE_UPDATE_COMMIT), 0);

@@ -210,6 +210,7 @@ static void samples_zero(void)
     msg = sample_add(WIRE_ACQUIRED);
     msg->u.acquired.slot = GW_RING_SLOTS_MAX + GW_OVERFLOW_MAX - 1;
     msg->u.acquired.launched = 1;
+    sample_add(WIRE_MICRO_END)->u.after = samples_after(2);
     sample_add(WIRE_STEP_END)->u.after = samples_after(1);
     sample_add(WIRE_UPDATE_COMMIT)->u.after = samples_after(GW_READY_TOKENS);
     msg = sample_add(WIRE_FETCH);
@@ -270,10 +271,9 @@ static void samples_admin(void)
 /* Fills samples_all[0 .. samples_used). */
 static inline void samples_make(void)
 {
-    static const uint16_t empty[] = {WIRE_WAIT_READY, WIRE_LEAVE,       WIRE_MICRO_END,
-                                     WIRE_UPDATE_BEGIN, WIRE_MEASURE,   WIRE_STATS_GET,
-                                     WIRE_STATUS_GET, WIRE_DRAIN,       WIRE_ENGINE_STOP,
-                                     WIRE_EVENT_GET};
+    static const uint16_t empty[] = {WIRE_WAIT_READY, WIRE_LEAVE,       WIRE_UPDATE_BEGIN,
+                                     WIRE_MEASURE,    WIRE_STATS_GET,   WIRE_STATUS_GET,
+                                     WIRE_DRAIN,      WIRE_ENGINE_STOP, WIRE_EVENT_GET};
 
     samples_used = 0;
     samples_lists();
