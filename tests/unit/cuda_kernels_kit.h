@@ -16,8 +16,7 @@
 extern const struct gw_kernel_entry gw_kernel_table[];
 
 /* As `threads` threads of which the last comes first: their order is nobody's promise. */
-static inline void run_kernel(const char *name, const void *arg, size_t arg_bytes,
-                              uint64_t threads)
+static inline void run_kernel(const char *name, const void *arg, size_t arg_bytes, uint64_t threads)
 {
     for (const struct gw_kernel_entry *entry = gw_kernel_table; entry->name; entry++) {
         if (strcmp(entry->name, name) != 0)

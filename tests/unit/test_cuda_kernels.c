@@ -271,10 +271,10 @@ static void partials_are_the_same_for_any_number_of_threads(void **state)
     }
 }
 
-/* ---- beside the host's kernels ------------------------------------------------------------------ */
+/* ---- beside the host's kernels --------------------------------------------------------------- */
 
-static void check_as_host(uint32_t n, uint32_t outs, uint32_t first, uint32_t size, uint64_t missing,
-                          bool accumulate)
+static void check_as_host(uint32_t n, uint32_t outs, uint32_t first, uint32_t size,
+                          uint64_t missing, bool accumulate)
 {
     static float host_out[INPUTS][ROOM];
     struct plan plan = {.n = n, .scale = 0.77f};
@@ -311,14 +311,16 @@ static void check_as_host(uint32_t n, uint32_t outs, uint32_t first, uint32_t si
     for (uint32_t i = 0; i < outs; i++)
         assert_same(outputs[i], host_out[i], sizeof(before), "as the host", size);
     RUN(gw_k_partials,
-        (&(struct gw_k_partials){.lanes = lanes, .partials = partials, .chunks = gw_k_chunks(size)}),
+        (&(struct gw_k_partials){
+            .lanes = lanes, .partials = partials, .chunks = gw_k_chunks(size)}),
         1);
     assert_same(partials, host_partials, gw_k_chunks(size) * sizeof(*partials), "partials", size);
 }
 
 static void sums_and_squares_are_the_hosts(void **state)
 {
-    static const uint32_t worlds[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 16, 17, 31, 32, 33, 47, 63, 64};
+    static const uint32_t worlds[] = {1,  2,  3,  4,  5,  6,  7,  8,  9,
+                                      13, 16, 17, 31, 32, 33, 47, 63, 64};
     static const uint32_t sizes[] = {0, 1, 15, 16, 17, 64, 1023, 4095, 4096, 4097, 4099};
 
     (void)state;
@@ -329,7 +331,7 @@ static void sums_and_squares_are_the_hosts(void **state)
                               k < 2 ? 0 : 0x5aa55aa5c33c1234ull, k % 2);
 }
 
-/* ---- beside double ------------------------------------------------------------------------------ */
+/* ---- beside double --------------------------------------------------------------------------- */
 
 /* Each of n - 1 additions, the multiplication and the final rounding is off by half a unit of what
  * it gives, which no partial sum of absolute values exceeds. */
@@ -355,8 +357,8 @@ static void sums_are_near_those_of_double(void **state)
                     }
                     sum *= (double)0.01f;
                     size *= (double)0.01f;
-                    most = size * (n * 0x1p-24) * 1.01 + fabs(sum) * unit[out] * 1.01 +
-                           smallest[out];
+                    most =
+                        size * (n * 0x1p-24) * 1.01 + fabs(sum) * unit[out] * 1.01 + smallest[out];
                     if (!(fabs((double)got[j] - sum) <= most))
                         fail_msg("types %d to %d, n=%u, element %u: %a, expected %a within %a", in,
                                  out, n, j, (double)got[j], sum, most);
@@ -364,13 +366,13 @@ static void sums_are_near_those_of_double(void **state)
             }
 }
 
-/* ---- odd numbers, aliases ----------------------------------------------------------------------- */
+/* ---- odd numbers, aliases -------------------------------------------------------------------- */
 
 static void infinities_and_nans_propagate_and_are_counted(void **state)
 {
     static const float columns[8][3] = {
-        {0, INFINITY, 0},          {0, 0, NAN},    {3e38f, 3e38f, 0},  {INFINITY, -INFINITY, 0},
-        {-INFINITY, -INFINITY, 5}, {1.5f, 2.5f, 0}, {0, -0.0f, 0},      {-NAN, INFINITY, 1},
+        {0, INFINITY, 0},          {0, 0, NAN},     {3e38f, 3e38f, 0}, {INFINITY, -INFINITY, 0},
+        {-INFINITY, -INFINITY, 5}, {1.5f, 2.5f, 0}, {0, -0.0f, 0},     {-NAN, INFINITY, 1},
     };
     uint16_t in[TYPES][3][16];
     float wide[3][16], out[16];
@@ -434,8 +436,8 @@ static void denormals_are_added_exactly(void **state)
 
     (void)state;
     for (uint32_t i = 0; i < 3; i++) {
-        in[i][0] = float_of(1);                  /* 3 of the smallest */
-        in[i][1] = float_of(0x7fffff);           /* three of the largest denormal: normal */
+        in[i][0] = float_of(1);        /* 3 of the smallest */
+        in[i][1] = float_of(0x7fffff); /* three of the largest denormal: normal */
         in[i][2] = i == 0 ? float_of(0x800000) : i == 1 ? -float_of(1) : 0;
         in[i][3] = -float_of(5 + i);
         arg.in[i] = in[i];
@@ -449,6 +451,24 @@ static void denormals_are_added_exactly(void **state)
     RUN(gw_k_reduce, &arg, 1);
     assert_int_equal(bits_of(out[0]), 2);
     assert_int_equal(bits_of(out[2]), 0x400000);
+}
+
+/* What is not there adds nothing, not even a zero: -0 + 0 would be 0. Missing inputs are zeros. */
+static void minus_zeros_stay(void **state)
+{
+    float in[4] = {-0.0f, -0.0f, -0.0f, -0.0f}, out[4];
+
+    (void)state;
+    for (uint32_t n = 1; n <= INPUTS; n++) {
+        struct gw_k_reduce arg = {.out = {out}, .count = 4, .n = n, .outs = 1, .scale = 1};
+        for (uint32_t i = 0; i < n; i++)
+            arg.in[i] = in;
+        RUN(gw_k_reduce, &arg, 1);
+        assert_int_equal(bits_of(out[3]), bits_of(-0.0f));
+        arg.in[n / 2] = NULL;
+        RUN(gw_k_reduce, &arg, 1);
+        assert_int_equal(bits_of(out[3]), 0);
+    }
 }
 
 static void outs_may_be_inputs(void **state)
@@ -510,6 +530,7 @@ int main(void)
         cmocka_unit_test(infinities_and_nans_propagate_and_are_counted),
         cmocka_unit_test(what_overflows_when_rounded_is_not_finite),
         cmocka_unit_test(denormals_are_added_exactly),
+        cmocka_unit_test(minus_zeros_stay),
         cmocka_unit_test(outs_may_be_inputs),
         cmocka_unit_test(an_epilogue_needs_no_out),
     };

@@ -102,8 +102,8 @@ static void every_half_is_read_as_what_it_means(void **state)
             }
             expected = (float)meaning(&formats[f], halves[i]);
             if (bits_of(expected) != bits_of(floats[i]))
-                fail_msg("type %d: %04x is %a, expected %a", formats[f].type, i,
-                         (double)floats[i], (double)expected);
+                fail_msg("type %d: %04x is %a, expected %a", formats[f].type, i, (double)floats[i],
+                         (double)expected);
         }
     }
 }
@@ -176,8 +176,8 @@ static void odd_floats_have_known_halves(void **state)
         {0x7f800000, 0x7c00, 0x7f80}, {0xff800000, 0xfc00, 0xff80}, /* infinities */
         {0x7fc00000, 0x7e00, 0x7fc0}, {0xffc00000, 0xfe00, 0xffc0}, /* quiet NaNs */
         {0x7f800001, 0x7e00, 0x7fc0}, {0xff800001, 0xfe00, 0xffc0}, /* signalling ones */
-        {0x7fa00000, 0x7f00, 0x7fe0},
-        {0x477fe000, 0x7bff, 0x4780}, {0x477fefff, 0x7bff, 0x4780}, /* 65504 is the largest fp16 */
+        {0x7fa00000, 0x7f00, 0x7fe0}, {0x477fe000, 0x7bff, 0x4780},
+        {0x477fefff, 0x7bff, 0x4780}, /* 65504 is the largest fp16 */
         {0x477ff000, 0x7c00, 0x4780}, {0x47800000, 0x7c00, 0x4780},
         {0x7f7fffff, 0x7c00, 0x7f80}, {0x7f7f7fff, 0x7c00, 0x7f7f}, /* the largest of bf16 */
         {0x38800000, 0x0400, 0x3880}, {0x387fffff, 0x0400, 0x3880}, /* smallest normal fp16 */
@@ -185,7 +185,8 @@ static void odd_floats_have_known_halves(void **state)
         {0x33000000, 0x0000, 0x3300}, {0x33000001, 0x0001, 0x3300}, /* 2^-25: the tie with 0 */
         {0x32ffffff, 0x0000, 0x3300}, {0xb3c00000, 0x8002, 0xb3c0},
         {0x00000001, 0x0000, 0x0000}, {0x00008000, 0x0000, 0x0000}, /* denormal floats */
-        {0x00008001, 0x0000, 0x0001}, {0x00018000, 0x0000, 0x0002}, {0x807fffff, 0x8000, 0x8080},
+        {0x00008001, 0x0000, 0x0001}, {0x00018000, 0x0000, 0x0002},
+        {0x807fffff, 0x8000, 0x8080},
     };
 
     (void)state;

@@ -168,8 +168,8 @@ GW_DEVICE struct sums sum8(const struct gw_k_reduce *arg, uint32_t type, uint32_
     return sum;
 }
 
-/* Aligned blocks of eight are complete subtrees (the last may be smaller: it passes up as it is), so
- * the tree goes on over at most eight of them: a binary counter joins neighbours of equal size, and
+/* Aligned blocks of eight are complete subtrees (the last may be smaller: it passes up as it is).
+ * The tree goes on over at most eight of them: a binary counter joins neighbours of equal size, and
  * what is left at the end is joined from the right. */
 GW_DEVICE struct sums sum64(const struct gw_k_reduce *arg, uint32_t type, uint64_t at,
                             uint64_t step, uint32_t elements)
