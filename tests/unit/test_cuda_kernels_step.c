@@ -169,6 +169,32 @@ static void the_verdict_is_the_ordered_sum(void **state)
     assert_true(verdicts[0].clip_factor > 0.9f && verdicts[0].clip_factor < 0.999f);
 }
 
+/* The root lies at a tie between two floats, and what the others hold is lost one by one, but not
+ * together: the norm tells whether the large one came first. */
+static void squares_are_added_in_order(void **state)
+{
+    struct gw_shm_verdict verdicts[2];
+    const double tie = (1 + 0x1p-24) * (1 + 0x1p-24), little = 0.4 * 0x1p-52;
+
+    (void)state;
+    for (uint32_t large = 0; large < 16; large++) {
+        volatile double sum = 0;
+        for (uint32_t b = 0; b < BUCKETS; b++)
+            buckets[b] = (struct gw_k_bucket){chunks[b], b < 2 ? 8 : 0};
+        for (uint32_t c = 0; c < 16; c++) {
+            struct gw_k_partial *chunk = &chunks[c / 8][c % 8];
+            *chunk = (struct gw_k_partial){c == large ? tie : little, 0};
+            sum = sum + chunk->squares;
+        }
+        judge(0, verdicts);
+        assert_true(verdicts[0].norm == (double)(float)sqrt(sum));
+        if (large == 0)
+            assert_true(verdicts[0].norm == 1);
+        if (large > 8)
+            assert_true(verdicts[0].norm == 1 + 0x1p-23);
+    }
+}
+
 static void the_verdict_names_the_first_bucket_with_an_overflow(void **state)
 {
     struct gw_shm_verdict verdicts[2];
@@ -390,6 +416,7 @@ int main(void)
         cmocka_unit_test(copies_of_all_sizes_and_alignments),
         cmocka_unit_test(copies_of_many_segments),
         cmocka_unit_test(the_verdict_is_the_ordered_sum),
+        cmocka_unit_test(squares_are_added_in_order),
         cmocka_unit_test(the_verdict_names_the_first_bucket_with_an_overflow),
         cmocka_unit_test(a_verdict_of_nothing_is_zero),
         cmocka_unit_test(the_clock_is_that_of_the_arguments),
