@@ -5,17 +5,9 @@
 Each case is a small program (cases_nccl.c) with a fake GPU server of its own; what has to be in
 that server's report stands here.
 """
-import json
-import os
-import pathlib
-import subprocess
-import time
-
 import pytest
 
-BUILD = pathlib.Path(os.environ.get("GRADWIRE_BUILD", "build/release")).resolve()
-SLOWER = int(os.environ.get("GW_TEST_SLOWER", "1"))
-HERE = BUILD / "tests/fakegpu"
+from fakegpus import HERE, FakeGpu
 
 # Case: GPUs, injections.
 GOOD = {
@@ -54,43 +46,10 @@ BAD = {
     "bad_free": (2, {"unmap_busy"}),
 }
 SEEDS = [1, 2, 3]
+PROGRAM = HERE / "nccl_cases"
 
-pytestmark = pytest.mark.skipif(not (HERE / "nccl_cases").exists(),
+pytestmark = pytest.mark.skipif(not PROGRAM.exists(),
                                 reason="no CUDA headers, so no doubles")
-
-
-class FakeGpu:
-    def __init__(self, directory, gpus, seed):
-        self.socket = directory / "gpu"
-        self.report_path = directory / "report.json"
-        self.log = open(directory / "fakegpu.log", "wb")
-        self.process = subprocess.Popen(
-            [HERE / "fakegpu", "--socket", self.socket, "--gpus", str(gpus), "--seed", str(seed),
-             "--report", self.report_path], stdout=self.log, stderr=self.log)
-        self.env = os.environ | {"FAKEGPU_SOCKET": str(self.socket),
-                                 "LD_LIBRARY_PATH": str(HERE / "lib")}
-        deadline = time.monotonic() + 20 * SLOWER
-        while not pathlib.Path(f"{self.socket}.ctl").exists():
-            assert self.process.poll() is None, "fakegpu ended at start"
-            assert time.monotonic() < deadline, "fakegpu does not start"
-            time.sleep(0.01)
-
-    def control(self, *command):
-        return subprocess.run([HERE / "fakegpu-ctl", *command], env=self.env, check=True,
-                              timeout=20 * SLOWER, stdout=subprocess.PIPE, text=True).stdout
-
-    def run(self, case, **env):
-        return subprocess.run([HERE / "nccl_cases", case], env=self.env | env, text=True,
-                              timeout=90 * SLOWER, stdout=subprocess.PIPE,
-                              stderr=subprocess.PIPE)
-
-    def end(self):
-        """The report."""
-        report = json.loads(self.control("report"))
-        self.control("quit")
-        self.process.wait(20 * SLOWER)
-        self.log.close()
-        return report
 
 
 @pytest.fixture(name="fake")
@@ -103,9 +62,7 @@ def fake_gpus(tmp_path):
 
     yield make
     for one in made:
-        if one.process.poll() is None:
-            one.process.kill()
-            one.process.wait()
+        one.kill()
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -115,7 +72,7 @@ def test_good(fake, case, seed):
     gpu = fake(gpus, seed)
     for injection in injections:
         gpu.control("inject", *injection.split())
-    done = gpu.run(case)
+    done = gpu.run([PROGRAM, case])
     report = gpu.end()
     assert done.returncode == 0, done.stderr
     assert report["violations"] == [], report["violations"]
@@ -126,7 +83,7 @@ def test_good(fake, case, seed):
 def test_bad(fake, case, seed):
     gpus, rules = BAD[case]
     gpu = fake(gpus, seed)
-    done = gpu.run(case)
+    done = gpu.run([PROGRAM, case])
     report = gpu.end()
     assert set(report["rules"]) == rules, (report["violations"], done.stderr)
     assert done.returncode == 0, done.stderr
@@ -134,5 +91,5 @@ def test_bad(fake, case, seed):
 
 def test_older_version(fake):
     gpu = fake(1, 1)
-    assert gpu.run("version", FAKENCCL_VERSION="22700").stdout == "22700\n"
-    assert int(gpu.run("version").stdout) >= 22809
+    assert gpu.run([PROGRAM, "version"], FAKENCCL_VERSION="22700").stdout == "22700\n"
+    assert int(gpu.run([PROGRAM, "version"]).stdout) >= 22809

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+# ctest: label=edges timeout=480
+"""A test of the tests: mistakes planted in the plug-in, each shown by the doubles or by values.
+
+faults.def lists them. The programs without a mistake have to pass, on every seed.
+"""
+import pathlib
+import re
+
+import pytest
+
+from fakegpus import BUILD, HERE, FakeGpu
+
+SOURCE = pathlib.Path(__file__).resolve().parent
+ROOT = SOURCE.parent.parent
+PLUGIN = BUILD / "daemon/engine/gradwire-cuda.so"
+PROGRAM = HERE / "fault_cases"
+SEEDS = [1, 2, 3]
+GPUS = 3
+
+FAULTS = [(name, case, rules.split()) for name, case, rules in re.findall(
+    r'FAULT\((\w+), (\w+),\s*"[^"]*",\s*"([^"]*)"\)', (SOURCE / "faults.def").read_text())]
+CASES = sorted({case for _, case, _ in FAULTS})
+
+pytestmark = pytest.mark.skipif(not (PROGRAM.exists() and PLUGIN.exists()),
+                                reason="built without CUDA, so no plug-in")
+
+
+def run(tmp_path, case, seed, plant=None):
+    """Exit code, stderr, report."""
+    gpu = FakeGpu(tmp_path, GPUS, seed)
+    env = {"GRADWIRE_PLANT": plant} if plant else {}
+    try:
+        done = gpu.run([PROGRAM, PLUGIN, case], **env)
+        report = gpu.end()
+    finally:
+        gpu.kill()
+    return done.returncode, done.stderr, report
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("case", CASES)
+def test_without_a_fault(tmp_path, case, seed):
+    code, stderr, report = run(tmp_path, case, seed)
+    assert code == 0, stderr
+    assert report["violations"] == [], report["violations"]
+
+
+@pytest.mark.parametrize("fault,case,rules", FAULTS, ids=[fault for fault, _, _ in FAULTS])
+def test_fault_is_caught(tmp_path, fault, case, rules):
+    """By what the list says; what only chance brings to light has a few seeds for it."""
+    shown = []
+    for seed in SEEDS:
+        code, _, report = run(tmp_path, case, seed, fault)
+        shown += list(report["rules"]) + (["values"] if code else [])
+        if set(shown) & set(rules):
+            break
+    print(f"{fault}: caught by {', '.join(sorted(set(shown)))}")
+    assert set(shown) & set(rules), f"{fault} was not caught: {shown}"
+
+
+def test_list_is_complete():
+    planted = set()
+    for path in list(ROOT.glob("daemon/device/cuda/*.c")) + list(ROOT.glob("daemon/fabric/nccl/*.c")):
+        planted |= set(re.findall(r'planted\("(\w+)"\)', path.read_text()))
+    assert planted == {fault for fault, _, _ in FAULTS}
+    assert len(planted) >= 10
