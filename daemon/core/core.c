@@ -268,7 +268,13 @@ const struct wire_seal *core_options(const struct core *core)
 
 uint64_t core_arena_bytes(const struct core *core, enum gw_arena_kind kind, int rank)
 {
-    return core->zero ? zero_arena_bytes(core->zero, kind, rank) : 0;
+    bool verdict = kind == GW_ARENA_VERDICT && core->config.device != GW_DEVICE_HOST;
+
+    if (!core->zero)
+        return 0;
+    if (verdict && rank >= 0 && (uint32_t)rank < core->config.world)
+        return sizeof(struct gw_shm_verdict); /* once more, where kernels read it */
+    return zero_arena_bytes(core->zero, kind, rank);
 }
 
 struct core_ref core_param_slice(const struct core *core, uint32_t bucket, uint32_t rank)

@@ -218,7 +218,7 @@ bool seal_pending(const struct core *core);
 
 /* 0; GW_E_INVALID with *text: a seal of one rank is wrong by itself. Fills the defaults in that
  * need no layout. */
-int options_check(struct wire_seal *seal, uint32_t world, struct text *text);
+int options_check(struct wire_seal *seal, uint32_t world, uint32_t device, struct text *text);
 /* Fills in what follows from the layout. */
 void options_complete(struct wire_seal *seal, const struct layout *layout);
 bool options_equal(const struct wire_seal *a, const struct wire_seal *b, const char *a_side,

@@ -14,7 +14,7 @@
 static const char *const op_names[] = {
     [CORE_OP_REDUCE_SCATTER] = "reduce-scatter", [CORE_OP_ALL_REDUCE] = "all-reduce",
     [CORE_OP_ALL_GATHER] = "all-gather",         [CORE_OP_GATHER] = "all-gather",
-    [CORE_OP_BROADCAST] = "broadcast",           [CORE_OP_BARRIER] = "barrier",
+    [CORE_OP_BROADCAST] = "broadcast",           [CORE_OP_BARRIER] = "update",
     [CORE_OP_LOCAL_ADD] = "local sum",           [CORE_OP_ZERO] = "zero-fill",
     [CORE_OP_VERDICT] = "verdict",
 };
@@ -89,7 +89,7 @@ void flight_reset(struct core *core)
 static void describe(const struct core_flight *flight, struct text *text)
 {
     text_add(text, "%s", op_names[flight->kind]);
-    if (flight->kind != CORE_OP_VERDICT)
+    if (flight->kind != CORE_OP_VERDICT && flight->kind != CORE_OP_BARRIER)
         text_add(text, " of bucket %u", flight->bucket);
     if (flight->kind == CORE_OP_GATHER || flight->kind == CORE_OP_LOCAL_ADD ||
         flight->kind == CORE_OP_ZERO)

@@ -9,6 +9,7 @@
  * Pure; the core's thread. What one op may say is checked in lane_op.c; lane_buffer.c has buffers.
  */
 #include "daemon/core/core_internal.h"
+#include "daemon/core/edges.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -82,6 +83,7 @@ static bool same_op(const struct wire_op *a, const struct wire_op *b)
     float scale_a = (float)a->scale, scale_b = (float)b->scale;
 
     return a->kind == b->kind && a->count == b->count && a->root == b->root &&
+           a->order == b->order &&
            memcmp(&scale_a, &scale_b, sizeof(scale_a)) == 0 && strcmp(a->name, b->name) == 0;
 }
 
@@ -138,6 +140,7 @@ static void fill_op(struct core_op *launch, const struct wire_op *op, uint32_t m
     launch->world = members;
     launch->scale = (float)op->scale;
     launch->rank = op->root;
+    launch->order = (uint8_t)op->order;
     launch->numel = op->count;
     launch->payload_bytes = op->count * sizeof(float);
     if (launch_rows[op->kind].slices)
@@ -177,6 +180,24 @@ static void fill_members(struct core *core, uint32_t group, struct core_op *laun
     launch->signal_count = members->count;
 }
 
+/* What the members' streams must have done: their inputs are filled, their outputs free. */
+static void fill_waits(struct core *core, uint32_t group, struct core_op *launch,
+                       struct core_token *waits)
+{
+    const struct core_group *members = &core->groups[group];
+
+    launch->waits = waits;
+    for (uint32_t i = 0; i < members->count && edge_kept(core->config.drop_edges, EDGE_FILLED);
+         i++) {
+        uint32_t rank = members->ranks[i];
+        const struct wire_after *after = &next_op(core, rank, group)->op.after;
+
+        for (uint32_t k = 0; k < after->tokens; k++)
+            waits[launch->wait_count++] =
+                (struct core_token){rank, after->timeline[k], after->value[k]};
+    }
+}
+
 /* Remembers which buffers are in use until OP_DONE, and takes the op off the queues. */
 static void fly(struct core *core, uint32_t group, uint64_t op_id, struct lane_flight *flight)
 {
@@ -204,10 +225,12 @@ static void launch(struct core *core, uint32_t group)
     uint32_t *ranks = effects_alloc(core->effects, count * sizeof(*ranks));
     struct core_ref *refs = effects_alloc(core->effects, 2u * count * sizeof(*refs));
     struct core_signal *signals = effects_alloc(core->effects, count * sizeof(*signals));
+    struct core_token *waits =
+        effects_alloc(core->effects, (size_t)count * GW_READY_TOKENS * sizeof(*waits));
     struct lane_flight *flight =
         calloc(1, sizeof(*flight) + count * sizeof(struct lane_use));
 
-    if (!ranks || !refs || !signals || !flight) {
+    if (!ranks || !refs || !signals || !waits || !flight) {
         free(flight);
         core->nomem = true;
         return;
@@ -216,14 +239,29 @@ static void launch(struct core *core, uint32_t group)
     effect->op.ready_ns = core->now_ns;
     fill_op(&effect->op, &next_op(core, core->groups[group].ranks[0], group)->op, count);
     fill_members(core, group, &effect->op, ranks, refs, signals);
+    fill_waits(core, group, &effect->op, waits);
     fly(core, group, effect->op.id, flight);
     core->groups[group].launched++;
     core->running = true;
 }
 
+/* A backstop: clients keep fewer ops than this unfinished, but the core may hear late of those that
+ * are done. */
+static bool room(const struct core *core, uint32_t group)
+{
+    const struct core_group *members = &core->groups[group];
+
+    for (uint32_t i = 0; i < members->count; i++) {
+        if (core->ranks[members->ranks[i]].lane.in_flight >= CORE_FLIGHT_MAX)
+            return false;
+    }
+    return true;
+}
+
 void lane_kick(struct core *core, uint32_t group)
 {
-    while (core->complete && !core->broken && !core->nomem && !missing(core, group)) {
+    while (core->complete && !core->broken && !core->nomem && !missing(core, group) &&
+           room(core, group)) {
         if (agree(core, group))
             launch(core, group);
     }
@@ -239,8 +277,7 @@ static bool lane_sound(struct core *core, uint32_t rank, const struct wire_op *o
     if (op->sequence != lane->sequence + 1)
         member_drop(core, rank, "op %llu came after op %llu", (unsigned long long)op->sequence,
                     (unsigned long long)lane->sequence);
-    else if (lane->pending_count >= GW_OPS_IN_FLIGHT ||
-             lane->pending_count + lane->in_flight >= CORE_FLIGHT_MAX)
+    else if (lane->pending_count >= GW_OPS_IN_FLIGHT)
         member_drop(core, rank, "op %llu exceeds the limit of %u ops in flight",
                     (unsigned long long)op->sequence, GW_OPS_IN_FLIGHT);
     else
@@ -251,8 +288,12 @@ static bool lane_sound(struct core *core, uint32_t rank, const struct wire_op *o
 /* Fields that mean nothing for this kind are made equal, so that they cannot differ. */
 static void plain(struct wire_op *op)
 {
-    if (op->scale == 0 || (op->kind != WIRE_OP_REDUCE_SCATTER && op->kind != WIRE_OP_ALL_REDUCE))
+    bool sums = op->kind == WIRE_OP_REDUCE_SCATTER || op->kind == WIRE_OP_ALL_REDUCE;
+
+    if (op->scale == 0 || !sums)
         op->scale = 1;
+    if (!sums)
+        op->order = GW_ORDER_EXACT;
     if (op->kind != WIRE_OP_BROADCAST)
         op->root = 0;
     if (op->kind == WIRE_OP_BARRIER)
@@ -315,6 +356,8 @@ void lane_op_done(struct core *core, const struct core_event *event)
     if (!flight->next)
         core->flights_end = at;
     free(flight);
+    for (uint32_t group = 0; group < core->group_count; group++)
+        lane_kick(core, group);
 }
 
 /* ---- waits ----------------------------------------------------------------------------------- */

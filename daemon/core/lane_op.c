@@ -28,7 +28,8 @@ void lane_describe(const struct wire_op *op, struct text *text)
         return;
     text_add(text, " %llu elements", (unsigned long long)op->count);
     if (op_rows[op->kind].reduces)
-        text_add(text, " scale %.9g", (double)(float)op->scale);
+        text_add(text, " scale %.9g%s", (double)(float)op->scale,
+                 op->order == GW_ORDER_FABRIC ? " order fabric" : "");
     if (op->kind == WIRE_OP_BROADCAST)
         text_add(text, " root %u", op->root);
 }
@@ -152,6 +153,14 @@ int lane_check(const struct core *core, uint32_t rank, const struct wire_op *op,
     r = check_group(core, rank, op, text);
     if (r == 0 && !isfinite((float)op->scale)) {
         text_add(text, "scale %g is not a finite fp32 value", op->scale);
+        r = GW_E_INVALID;
+    }
+    if (r == 0 && op->after.tokens > GW_READY_TOKENS) {
+        text_add(text, "it waits for %u tokens, of %u at most", op->after.tokens, GW_READY_TOKENS);
+        r = GW_E_INVALID;
+    }
+    if (r == 0 && op->order != GW_ORDER_EXACT && core->config.device == GW_DEVICE_HOST) {
+        text_add(text, "order fabric is for GPUs; in host memory sums are always exact");
         r = GW_E_INVALID;
     }
     if (r == 0 && op->kind != WIRE_OP_BARRIER)

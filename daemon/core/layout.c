@@ -10,9 +10,9 @@
 
 #include "daemon/core/layout_internal.h"
 #include "gradwire/errors.h"
+#include "proto/limits.h"
 
 /* A bucket's number must fit into a timeline (proto/shm.h: 24 bits). */
-#define BUCKETS_MAX (1u << 24)
 
 /* The walk: buckets and pieces so far, and the bucket that is still open. */
 struct packer {
@@ -86,13 +86,13 @@ static int place_param(struct packer *packer, uint32_t index, uint32_t unit, uin
         put_piece(packer, index, placed, packer->cut);
         close_bucket(packer, fetch_unit);
         placed += packer->cut;
-        if (packer->buckets >= BUCKETS_MAX)
-            return GW_E_INVALID;
+        if (packer->buckets >= GW_BUCKETS_MAX) /* and one that is open */
+            return GW_E_LIMIT;
     }
     if (numel)
         put_piece(packer, index, placed, numel - placed);
-    if (packer->buckets >= BUCKETS_MAX)
-        return GW_E_INVALID;
+    if (packer->buckets + (packer->open_numel > 0) > GW_BUCKETS_MAX)
+        return GW_E_LIMIT;
     if (packer->out)
         packer->out->params[index].pieces = packer->pieces - first_piece;
     return 0;

@@ -34,7 +34,8 @@ struct layout_options {
 struct layout; /* immutable after layout_new */
 
 /* 0; GW_E_INVALID with *ret_param = the offending index (a name twice, a unit name that comes back
- * after another unit, sizes whose sum overflows; UINT32_MAX: the options); GW_E_NOMEM. */
+ * after another unit, sizes whose sum overflows; UINT32_MAX: the options); GW_E_LIMIT: more than
+ * GW_BUCKETS_MAX buckets; GW_E_NOMEM. */
 int layout_new(const struct layout_options *options, const struct layout_param *params,
                uint32_t param_count, struct layout **ret_layout, uint32_t *ret_param);
 struct layout *layout_free(struct layout *layout);

@@ -140,6 +140,7 @@ void member_join(struct core *core, const struct core_event *event)
     effect->reply.type = WIRE_JOINED;
     effect->reply.request = event->request;
     effect->reply.u.joined.generation = core->generation;
+    effect->reply.u.joined.device = core->config.device;
     if (core->present == core->everyone)
         all_joined(core);
 }

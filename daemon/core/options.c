@@ -38,6 +38,7 @@ static const struct option {
     OPTION(clip_norm, OPTION_DOUBLE, 0, 0, 0),
     OPTION(gather_bytes, OPTION_U64, 0, 0, 0),
     OPTION(prefetch_bytes, OPTION_U64, 0, 0, 0),
+    OPTION(order, OPTION_U32, GW_ORDER_EXACT, GW_ORDER_FABRIC, 0),
 #undef OPTION
 };
 #define OPTIONS (sizeof(options) / sizeof(options[0]))
@@ -104,13 +105,28 @@ static int check_factors(const struct wire_seal *seal, struct text *text)
     return GW_E_INVALID;
 }
 
-int options_check(struct wire_seal *seal, uint32_t world, struct text *text)
+/* What only some devices can do. */
+static int check_device(const struct wire_seal *seal, uint32_t device, struct text *text)
+{
+    if (seal->order == GW_ORDER_FABRIC && device == GW_DEVICE_HOST)
+        text_add(text, "order is fabric, but the job is in host memory, where sums are always exact: "
+                 "use exact, or attach GPUs");
+    else if (seal->gather == GW_GATHER_MAPPED && device != GW_DEVICE_HOST)
+        text_add(text, "gather mapped is for host memory, but the job is on GPUs: use private");
+    else
+        return 0;
+    return GW_E_INVALID;
+}
+
+int options_check(struct wire_seal *seal, uint32_t world, uint32_t device, struct text *text)
 {
     int r;
 
     r = check_ranges(seal, text);
     if (r == 0)
         r = check_sizes(seal, text);
+    if (r == 0)
+        r = check_device(seal, device, text);
     if (r == 0)
         r = check_factors(seal, text);
     if (r < 0)

@@ -217,7 +217,9 @@ static int check(const struct plan_request *request, struct wire_seal *options, 
                  request->nodes);
         return GW_E_INVALID;
     }
-    return options_check(options, request->world, text);
+    /* A plan knows no devices: one that can do what is asked. */
+    return options_check(options, request->world,
+                         options->order == GW_ORDER_FABRIC ? GW_DEVICE_CUDA : GW_DEVICE_HOST, text);
 }
 
 static int make_layout(const struct plan_request *request, struct plan *plan, struct text *text,
@@ -234,6 +236,8 @@ static int make_layout(const struct plan_request *request, struct plan *plan, st
     r = layout_new(&options, request->params, request->param_count, &plan->layout, ret_param);
     if (r == GW_E_INVALID)
         text_add(text, "the list of parameters makes no layout");
+    if (r == GW_E_LIMIT)
+        text_add(text, "more than %u buckets: use larger bucket_bytes", GW_BUCKETS_MAX);
     if (r == 0 && layout_page(plan->layout)->padded_numel > PADDED_MAX) {
         text_add(text, "%llu elements with padding, but a plan is for at most %llu",
                  (unsigned long long)layout_page(plan->layout)->padded_numel,

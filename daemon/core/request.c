@@ -133,6 +133,7 @@ static const struct request_row {
     {WIRE_SEAL, false, seal_request},
     {WIRE_ARENA_GET, false, request_engine},
     {WIRE_BUFFER_NEW, false, request_engine},
+    {WIRE_BUFFER_IMPORT, false, request_engine},
     {WIRE_BUFFER_FREE, false, lane_buffer_free},
     {WIRE_OP, true, lane_submit},
     {WIRE_READY, true, request_zero},

@@ -112,7 +112,10 @@ static int make_layout(struct core *core, const struct reg_list *list, struct te
                                           list->params[i].numel, list->params[i].flags};
     r = layout_new(&options, params, list->count, &core->layout, &bad);
     free(params);
-    if (r == GW_E_INVALID && bad < list->count) {
+    if (r == GW_E_LIMIT) {
+        text_add(text, "the model makes more than %u buckets of %llu bytes: seal with larger "
+                 "bucket_bytes", GW_BUCKETS_MAX, (unsigned long long)core->options.bucket_bytes);
+    } else if (r == GW_E_INVALID && bad < list->count) {
         text_add(text, "parameter %u, ", bad);
         core_add_name(text, reg_name(list, bad));
         text_add(text, ", cannot be laid out: its name was given before, its unit came back after "
@@ -136,7 +139,8 @@ static int make(struct core *core, struct text *text)
         return r;
     options_complete(&core->options, core->layout);
     return zero_new(core->layout, &core->options, core->config.world,
-                    core->config.device != GW_DEVICE_HOST, core->config.drop_edges, core->effects, &core->zero);
+                    core->config.device != GW_DEVICE_HOST, core->config.drop_edges, core->effects,
+                    &core->zero);
 }
 
 static void seal_all(struct core *core)
@@ -185,7 +189,7 @@ static int seal_check(const struct core *core, uint32_t rank, struct wire_seal *
                  mine->list.count, mine->list.total);
         return GW_E_STATE;
     }
-    return options_check(seal, core->config.world, text);
+    return options_check(seal, core->config.world, core->config.device, text);
 }
 
 void seal_request(struct core *core, uint32_t rank, const struct wire_msg *msg)

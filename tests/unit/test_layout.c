@@ -291,15 +291,21 @@ static void test_units_of_lower_stages_name_their_buckets(void **state)
     layout_free(layout);
 }
 
-static void check_refused(const struct layout_options *options, const struct layout_param *params,
-                          uint32_t count, uint32_t want_bad)
+static void check_code(const struct layout_options *options, const struct layout_param *params,
+                       uint32_t count, int want, uint32_t want_bad)
 {
     struct layout *layout = NULL;
     uint32_t bad = 12345;
 
-    assert_int_equal(layout_new(options, params, count, &layout, &bad), GW_E_INVALID);
+    assert_int_equal(layout_new(options, params, count, &layout, &bad), want);
     assert_int_equal(bad, want_bad);
     assert_null(layout);
+}
+
+static void check_refused(const struct layout_options *options, const struct layout_param *params,
+                          uint32_t count, uint32_t want_bad)
+{
+    check_code(options, params, count, GW_E_INVALID, want_bad);
 }
 
 static void test_refusals_name_the_parameter(void **state)
@@ -319,8 +325,23 @@ static void test_refusals_name_the_parameter(void **state)
     check_refused(&good, back, 4, 3);
     check_refused(&good, own, 2, 1);
     check_refused(&good, huge, 3, 1);
-    check_refused(&good, many, 2, 1); /* 2^40 / 10 buckets: more than a timeline can number */
+    check_code(&good, many, 2, GW_E_LIMIT, 1); /* 2^40 / 10 buckets */
     check_refused(&good, unnamed, 2, 1);
+}
+
+static void test_a_million_buckets_at_most(void **state)
+{
+    const struct layout_options options = {3, 1, 2, 1};
+    const struct layout_param most[] = {{"a", "", 2ull << 20, 0}};
+    const struct layout_param more[] = {{"a", "", 2ull << 20, 0}, {"b", "", 1, 0}};
+    struct layout *layout = NULL;
+    uint32_t bad;
+
+    (void)state;
+    assert_int_equal(layout_new(&options, most, 1, &layout, &bad), 0);
+    assert_int_equal(layout_page(layout)->buckets, 1u << 20);
+    layout_free(layout);
+    check_code(&options, more, 2, GW_E_LIMIT, 1);
 }
 
 static void test_bad_options_are_refused(void **state)
@@ -376,6 +397,7 @@ int main(void)
         cmocka_unit_test(test_stage3_fetch_units_start_buckets),
         cmocka_unit_test(test_units_of_lower_stages_name_their_buckets),
         cmocka_unit_test(test_refusals_name_the_parameter),
+        cmocka_unit_test(test_a_million_buckets_at_most),
         cmocka_unit_test(test_bad_options_are_refused),
         cmocka_unit_test(test_page_is_one_block_with_consistent_offsets),
     };
