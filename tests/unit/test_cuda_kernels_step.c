@@ -336,6 +336,33 @@ static void a_timeline_never_falls(void **state)
     assert_int_equal(slots[0].offset, 1008);
 }
 
+/* What a client's streams wait on follows the slot, and is left alone where it is higher. */
+static void mirrors_follow_their_slots(void **state)
+{
+    const struct gw_k_stamps part = {1, 2, 3};
+    uint64_t mirrors[2] = {0, GW_TIMELINE_END}, aborted = 0;
+    struct gw_k_finish arg = {.signal = {signal_of(0, 8), signal_of(1, 9)},
+                              .stamps = &part,
+                              .parts = 1,
+                              .signals = 2,
+                              .aborted = &aborted,
+                              .ranks = 1};
+
+    (void)state;
+    memset(slots, 0, sizeof(slots));
+    for (uint32_t i = 0; i < 2; i++)
+        arg.signal[i].mirror = &mirrors[i];
+    RUN(gw_k_finish, &arg, 2);
+    assert_true(mirrors[0] == 8 && mirrors[1] == GW_TIMELINE_END);
+    arg.signal[0].value = 7;
+    RUN(gw_k_finish, &arg, 2);
+    assert_int_equal(mirrors[0], 8);
+    arg.signal[0].value = 10;
+    aborted = 1;
+    RUN(gw_k_finish, &arg, 2);
+    assert_int_equal(mirrors[0], 8);
+}
+
 static void nothing_is_told_of_an_aborted_rank(void **state)
 {
     const struct gw_k_stamps part = {1, 2, 3};
@@ -423,6 +450,7 @@ int main(void)
         cmocka_unit_test(chained_works_that_were_ready_share_their_start),
         cmocka_unit_test(signals_raise_slots_with_the_stamps_of_all_parts),
         cmocka_unit_test(a_timeline_never_falls),
+        cmocka_unit_test(mirrors_follow_their_slots),
         cmocka_unit_test(nothing_is_told_of_an_aborted_rank),
         cmocka_unit_test(a_link_is_taken_from_when_it_is_free),
         cmocka_unit_test(an_abort_ends_a_hold),
