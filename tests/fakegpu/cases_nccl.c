@@ -691,7 +691,9 @@ static void case_async_error(void)
     ncclResult_t result = ncclSuccess;
 
     all_init_non_blocking();
-    all_threads(all_reduce_polled);
+    all_threads(all_reduce_one);
+    for (int i = 0; i < n; i++)
+        poll(ranks[i].comm); /* the error may be there already */
     for (int i = 0; i < 1000 && result == ncclSuccess; i++) {
         usleep(1000);
         NCCL(ncclCommGetAsyncError(ranks[1].comm, &result));
@@ -992,7 +994,7 @@ static void case_bad_memory(void)
     abort_and_close();
 }
 
-/* A receive buffer goes while the collective waits for a peer. */
+/* A receive buffer goes before its collective, which NCCL holds back, is in the stream. */
 static void case_bad_free(void)
 {
     void *memory;
@@ -1004,8 +1006,8 @@ static void case_bad_free(void)
     NCCL(ncclMemAlloc(&memory, 4096));
     NCCL(started(ncclAllReduce(ranks[0].send, memory, 10, ncclFloat32, ncclSum, ranks[0].comm,
                                ranks[0].stream)));
-    NCCL(poll(ranks[0].comm));
     NCCL(ncclMemFree(memory));
+    NCCL(poll(ranks[0].comm));
     abort_and_close();
 }
 
