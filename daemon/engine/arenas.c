@@ -114,7 +114,7 @@ static void destroy(struct arenas *arenas, const struct garbage *what)
     if (what->kind == GARBAGE_PAGE) {
         if (what->how != ARENAS_PAGE_LENT)
             arenas->total_bytes -= what->memory->mapped_bytes;
-        if (what->how != ARENAS_PAGE_OWN)
+        if (what->how != ARENAS_PAGE_OUT)
             config->ops->page_remove(config->device, what->memory->base);
         pages_free(what->memory);
         return;
@@ -192,7 +192,9 @@ static int add(struct arenas *arenas, enum gw_arena_kind kind, int rank, uint32_
 {
     const struct arenas_config *config = &arenas->config;
     struct arena_list *list = list_of(arenas, rank);
-    bool staging = kind == GW_ARENA_STAGING;
+    enum device_memory_kind memory_kind = kind == GW_ARENA_STAGING    ? DEVICE_MEMORY_STAGING
+                                          : kind == GW_ARENA_OVERFLOW ? DEVICE_MEMORY_RESERVED
+                                                                      : DEVICE_MEMORY_ARENA;
     struct device_memory *memory;
     char name[48];
     int r;
@@ -206,16 +208,21 @@ static int add(struct arenas *arenas, enum gw_arena_kind kind, int rank, uint32_
         snprintf(name, sizeof(name), "gradwire-%s", kind_name(kind));
     else
         snprintf(name, sizeof(name), "gradwire-%s-%d.%u", kind_name(kind), rank, index);
-    r = config->ops->memory_new(config->device,
-                                staging ? DEVICE_MEMORY_STAGING : DEVICE_MEMORY_ARENA,
-                                owner_of(rank), name, (size_t)bytes, &memory);
+    r = config->ops->memory_new(config->device, memory_kind, owner_of(rank), name, (size_t)bytes,
+                                &memory);
     if (r < 0)
         return r;
     arenas->total_bytes += charge(memory);
-    if (!staging)
+    if (memory_kind != DEVICE_MEMORY_STAGING)
         config->fabric_ops->memory_added(config->fabric, owner_of(rank), memory);
     *ret_arena = insert(list, key_of(kind, index), memory);
     return 0;
+}
+
+/* Without it they come as well, only later. */
+void arenas_reserve(struct arenas *arenas, uint32_t rank, uint64_t bytes, uint32_t count)
+{
+    (void)arenas->config.ops->memory_reserve(arenas->config.device, rank, (size_t)bytes, count);
 }
 
 int arenas_make(struct arenas *arenas, enum gw_arena_kind kind, int rank, uint32_t index,
@@ -424,7 +431,7 @@ int arenas_page_lend(struct arenas *arenas, struct device_memory *page)
     return arenas->config.ops->page_add(arenas->config.device, page->base, page->mapped_bytes);
 }
 
-int arenas_page_new(struct arenas *arenas, const char *name, uint64_t bytes, bool words,
+int arenas_page_new(struct arenas *arenas, enum arenas_page how, const char *name, uint64_t bytes,
                     struct device_memory **ret_page)
 {
     struct device_memory *page;
@@ -432,10 +439,10 @@ int arenas_page_new(struct arenas *arenas, const char *name, uint64_t bytes, boo
 
     if (!fits(arenas, bytes))
         return GW_E_LIMIT;
-    r = pages_new(PAGES_OUT, name, (size_t)bytes, &page);
+    r = pages_new(how == ARENAS_PAGE_WAITS ? PAGES_SHARED : PAGES_OUT, name, (size_t)bytes, &page);
     if (r < 0)
         return r;
-    r = words ? arenas_page_lend(arenas, page) : 0;
+    r = how == ARENAS_PAGE_OUT ? 0 : arenas_page_lend(arenas, page);
     if (r < 0) {
         pages_free(page);
         return r;

@@ -31,6 +31,8 @@ struct arenas_config {
 int arenas_new(const struct arenas_config *config, struct arenas **ret_arenas);
 struct arenas *arenas_free(struct arenas *arenas);
 
+/* Overflow slots are asked for in the middle of a step: room for some of them lies ready then. */
+void arenas_reserve(struct arenas *arenas, uint32_t rank, uint64_t bytes, uint32_t count);
 /* rank -1: of the job. Keeps what is there with the same size (*ret_kept). GW_E_LIMIT: the job's
  * limit or that of descriptors; GW_E_NOMEM. */
 int arenas_make(struct arenas *arenas, enum gw_arena_kind kind, int rank, uint32_t index,
@@ -57,14 +59,19 @@ int arenas_buffer_import(struct arenas *arenas, uint32_t rank, const struct devi
 int arenas_array(struct arenas *arenas, uint32_t rank, const char *name, uint64_t bytes,
                  uint32_t *ret_index);
 
-/* Pages count against the limit like arenas. words: streams of the device reach them. GW_E_LIMIT,
- * GW_E_NOMEM. */
-int arenas_page_new(struct arenas *arenas, const char *name, uint64_t bytes, bool words,
+/* Pages count against the limit like arenas. */
+enum arenas_page {
+    ARENAS_PAGE_OUT,   /* clients read it */
+    ARENAS_PAGE_WORDS, /* and streams of the device reach it */
+    ARENAS_PAGE_WAITS, /* the same, and clients write it */
+    ARENAS_PAGE_LENT,  /* of others, not counted; streams of the device reach it */
+};
+/* All but the last. GW_E_LIMIT, GW_E_NOMEM. */
+int arenas_page_new(struct arenas *arenas, enum arenas_page how, const char *name, uint64_t bytes,
                     struct device_memory **ret_page);
-/* A page of others, that is not counted: streams of the device reach it from now on. */
+/* The last: from now on. */
 int arenas_page_lend(struct arenas *arenas, struct device_memory *page);
-/* Frees a page likewise once no op can reach it. As it was made: */
-enum arenas_page { ARENAS_PAGE_OWN, ARENAS_PAGE_WORDS, ARENAS_PAGE_LENT };
+/* Frees a page likewise once no op can reach it. */
 void arenas_page_drop(struct arenas *arenas, struct device_memory *page, enum arenas_page how,
                       uint64_t after_op);
 /* Frees what waited; every op below `oldest_op` is done (UINT64_MAX: all are). */

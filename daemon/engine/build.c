@@ -11,6 +11,9 @@
 
 #include "daemon/engine/id.h"
 #include "daemon/engine/job_internal.h"
+#include "daemon/engine/waits.h"
+
+#define OVERFLOW_RESERVE 2u /* slots of a rank that lie ready */
 
 /* What a re-join must not see of the step that was cut off. */
 static bool transient(enum gw_arena_kind kind)
@@ -60,13 +63,22 @@ static int build_arenas(struct job *job, char text[GW_TEXT_MAX + 1])
 
 static void drop_board(struct job *job, uint32_t rank)
 {
-    arenas_page_drop(job->arenas, job->boards[rank], ARENAS_PAGE_WORDS, job_last_unfinished(job));
+    struct device_memory *waits = job->board_waits[rank];
+    uint64_t after_op = job_last_unfinished(job);
+
+    arenas_page_drop(job->arenas, job->boards[rank], ARENAS_PAGE_WORDS, after_op);
     job->boards[rank] = NULL;
+    if (!waits)
+        return;
+    waits_release(waits->base, waits->bytes);
+    job->config.callbacks.waits(job->config.callbacks.user, waits, false);
+    arenas_page_drop(job->arenas, waits, ARENAS_PAGE_WAITS, after_op);
+    job->board_waits[rank] = NULL;
 }
 
 static void drop_layout_page(struct job *job)
 {
-    arenas_page_drop(job->arenas, job->layout_page, ARENAS_PAGE_OWN, 0);
+    arenas_page_drop(job->arenas, job->layout_page, ARENAS_PAGE_OUT, 0);
     job->layout_page = NULL;
 }
 
@@ -82,7 +94,7 @@ static int build_board(struct job *job, uint32_t rank)
     struct gw_shm_board *board;
     int r;
 
-    r = arenas_page_new(job->arenas, "gradwire-board", bytes, true, &memory);
+    r = arenas_page_new(job->arenas, ARENAS_PAGE_WORDS, "gradwire-board", bytes, &memory);
     if (r < 0)
         return r;
     board = memory->base;
@@ -98,13 +110,52 @@ static int build_board(struct job *job, uint32_t rank)
     return 0;
 }
 
+/* The words that raise with the board's slots, for a client's streams. */
+static void set_waits(struct job *job, uint32_t rank, uint64_t steps)
+{
+    const struct device_memory *waits = job->board_waits[rank];
+
+    if (!waits)
+        return;
+    atomic_store(waits_word(waits, GW_WAIT_STEP), steps);
+    atomic_store(waits_word(waits, GW_WAIT_UPDATE), steps);
+}
+
+static int build_waits(struct job *job, uint32_t rank)
+{
+    const struct gw_layout_page *page = layout_page(core_layout(job->core));
+    uint64_t words = GW_WAIT_BUCKETS + (uint64_t)page->buckets + page->units;
+    struct device_memory *memory;
+    int r;
+
+    r = arenas_page_new(job->arenas, ARENAS_PAGE_WAITS, "gradwire-waits", GW_WAIT_BYTES(words),
+                        &memory);
+    if (r < 0)
+        return r;
+    waits_start(memory);
+    job->board_waits[rank] = memory;
+    set_waits(job, rank, core_steps(job->core));
+    job->config.callbacks.waits(job->config.callbacks.user, memory, true);
+    return 0;
+}
+
+void build_release_waits(struct job *job)
+{
+    for (uint32_t rank = 0; rank < job->config.world; rank++) {
+        const struct device_memory *pages[2] = {job->board_waits[rank], job->ports[rank].waits};
+        for (int i = 0; i < 2; i++)
+            if (pages[i])
+                waits_release(pages[i]->base, pages[i]->bytes);
+    }
+}
+
 static int build_layout_page(struct job *job)
 {
     const struct gw_layout_page *page = layout_page(core_layout(job->core));
     struct device_memory *memory;
     int r;
 
-    r = arenas_page_new(job->arenas, "gradwire-layout", page->size_bytes, false, &memory);
+    r = arenas_page_new(job->arenas, ARENAS_PAGE_OUT, "gradwire-layout", page->size_bytes, &memory);
     if (r < 0)
         return r;
     memcpy(memory->base, page, page->size_bytes);
@@ -123,6 +174,16 @@ static void drop_all(struct job *job)
             if (sealed_kind((enum gw_arena_kind)kind) && kind != GW_ARENA_STAGING)
                 arenas_drop_kind(job->arenas, (enum gw_arena_kind)kind, rank, 0);
     build_free(job);
+}
+
+/* A ring's overflow slots come in the middle of a step: some lie ready. */
+static void reserve_overflow(struct job *job)
+{
+    uint64_t bytes = layout_page(core_layout(job->core))->max_bucket_numel * sizeof(float);
+
+    for (uint32_t rank = 0; rank < job->config.world; rank++)
+        if (core_arena_bytes(job->core, GW_ARENA_RING, (int)rank) > 0)
+            arenas_reserve(job->arenas, rank, bytes, OVERFLOW_RESERVE);
 }
 
 /* What steps need of the fabric: by the layout. */
@@ -152,6 +213,8 @@ int build_all(struct job *job, char text[GW_TEXT_MAX + 1])
         r = build_layout_page(job);
     for (uint32_t rank = 0; r == 0 && rank < job->config.world; rank++)
         r = build_board(job, rank);
+    for (uint32_t rank = 0; r == 0 && rank < job->config.world; rank++)
+        r = job->config.kind == GW_DEVICE_HOST ? 0 : build_waits(job, rank);
     if (r == 0)
         r = build_fabric(job);
     if (r < 0) {
@@ -162,6 +225,7 @@ int build_all(struct job *job, char text[GW_TEXT_MAX + 1])
         return r;
     }
     job->built = true;
+    reserve_overflow(job);
     job->config.fabric_ops->reset(job->fabric);
     return 0;
 }
@@ -177,13 +241,15 @@ void build_reply_sealed(struct job *job, const struct core_effect *effect)
 {
     struct wire_msg msg = effect->reply;
     struct gw_shm_board *board = job->boards[effect->rank]->base;
-    int fds[2] = {job->layout_page->fd, job->boards[effect->rank]->fd};
+    const struct device_memory *waits = job->board_waits[effect->rank];
+    int fds[3] = {job->layout_page->fd, job->boards[effect->rank]->fd, waits ? waits->fd : -1};
 
     /* The core has taken back a step that not every rank resolved since the board was made. */
     atomic_store_explicit(&board->step.value, msg.u.sealed.steps, memory_order_release);
     atomic_store_explicit(&board->update.value, msg.u.sealed.steps, memory_order_release);
+    set_waits(job, effect->rank, msg.u.sealed.steps);
     memcpy(msg.u.sealed.layout_hash, job->layout_hash, sizeof(job->layout_hash));
     msg.u.sealed.layout_bytes = job->layout_bytes;
     msg.u.sealed.board_bytes = job->boards[effect->rank]->bytes;
-    job_reply(job, effect->rank, &msg, fds, 2);
+    job_reply(job, effect->rank, &msg, fds, waits ? 3 : 2);
 }

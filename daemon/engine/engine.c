@@ -70,6 +70,21 @@ static void on_end(void *user)
     engine->end_soon = true;
 }
 
+static void on_waits(void *user, const struct device_memory *page, bool made)
+{
+    struct engine *engine = user;
+
+    engine_guard(engine, page, made);
+}
+
+void engine_guard(struct engine *engine, const struct device_memory *page, bool made)
+{
+    if (engine->guard && made && guard_watch(engine->guard, page) < 0)
+        log_line("the guard process is gone: if this one is killed, streams of clients may hang");
+    else if (engine->guard && !made)
+        guard_forget(engine->guard, page);
+}
+
 static void on_wake(void *user)
 {
     struct engine *engine = user;
@@ -81,11 +96,18 @@ int engine_make_job(struct engine *engine, struct job_config *config)
 {
     int r;
 
+    if (config->kind != GW_DEVICE_HOST && !engine->guard && guard_new(&engine->guard) < 0)
+        return GW_E_LIMIT;
     r = config->device_ops->device_new(&(struct device_config){on_wake, engine}, &config->device);
     if (r < 0)
         return r;
-    config->callbacks = (struct job_callbacks){on_reply, on_drop, on_failed, on_report, on_end,
-                                               engine};
+    config->callbacks = (struct job_callbacks){.reply = on_reply,
+                                               .drop = on_drop,
+                                               .failed = on_failed,
+                                               .report = on_report,
+                                               .end = on_end,
+                                               .waits = on_waits,
+                                               .user = engine};
     r = job_new(config, &engine->job);
     if (r < 0) {
         config->device_ops->device_free(config->device);
@@ -265,6 +287,7 @@ struct engine *engine_free(struct engine *engine)
     engine->job = job_free(engine->job);
     if (engine->device)
         engine->device_ops->device_free(engine->device);
+    engine->guard = guard_free(engine->guard);
     if (engine->loop) {
         lease_end(engine);
         channel_end(engine);

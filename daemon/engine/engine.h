@@ -10,6 +10,7 @@
  *   outbox.c    a client's replies: bounded, with their descriptors
  *   join.c      JOB_CREATE, JOIN: who may take part
  *   lease.c     the GPUs that gradwired has lent
+ *   guard.c     the process that frees clients' streams when this one has ended
  *   plugin.c    the devices that can be offered
  *   stats.c     the statistics page
  *   job.c ...   the job itself (job.h): knows ranks, not sockets
@@ -27,6 +28,7 @@
 #include <uv.h>
 
 #include "daemon/base/tag.h"
+#include "daemon/engine/guard.h"
 #include "daemon/engine/id.h"
 #include "daemon/engine/job.h"
 #include "daemon/engine/lease.h"
@@ -50,6 +52,7 @@ struct engine_options {
     uint64_t stall_report_ns; /* 0: the core's default */
     uint64_t drop_edges;
     bool probe; /* say what could be offered, and end */
+    bool guard; /* watch over another engine */
     enum plugin_offer offer;
     const char *plugins; /* directory; NULL: the usual places */
 };
@@ -87,6 +90,7 @@ struct engine {
     struct watch *channel;
     struct watch *listener;
     struct plugins *plugins;
+    struct guard *guard; /* jobs on GPUs */
     struct lease_list leases;
 
     struct gw_stats_page *stats;
@@ -112,6 +116,8 @@ void engine_stop(struct engine *engine, int code, const char *text);
 void engine_check_linger(struct engine *engine);
 /* Makes the job and its device; sets config's device and callbacks. As job_new or device_new. */
 int engine_make_job(struct engine *engine, struct job_config *config);
+/* A wait page was made, or is about to be freed. */
+void engine_guard(struct engine *engine, const struct device_memory *page, bool made);
 
 /* ---- channel.c ---- */
 
@@ -137,7 +143,8 @@ struct session {
     struct alarm *alarm;   /* NEW: must have joined by then */
     struct wire_msg *asked; /* NEW, waits for a lease: its JOB_CREATE or JOIN, without the id */
     struct device_memory *client_page, *engine_page;
-    bool client_lent, engine_lent; /* the pages: to the job */
+    struct device_memory *wait_page; /* jobs on GPUs, from its JOIN on */
+    bool client_lent, engine_lent;   /* the pages: to the job */
     uint64_t identity; /* no other client of this engine has it */
     struct outbox outbox;
     bool busy;   /* on the stack: freed when it returns */

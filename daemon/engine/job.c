@@ -26,7 +26,8 @@ int job_new(const struct job_config *config, struct job **ret_job)
                                        .join_timeout_ns = config->join_timeout_ns,
                                        .op_timeout_ns = config->op_timeout_ns,
                                        .stall_report_ns = config->stall_report_ns,
-                                       .drop_edges = config->drop_edges},
+                                       .drop_edges = config->drop_edges,
+                                       .device = config->kind},
                  &job->core);
     if (r == 0)
         r = config->fabric_ops->fabric_new(
@@ -133,6 +134,7 @@ static void settle(struct job *job)
     while (ops->take_done(job->config.device, &done))
         ;
     job->unfinished_count = 0;
+    build_release_waits(job); /* once more: none of the last works raises them any more */
     collect(job);
     ops->resume(job->config.device);
     job->failed = false;
@@ -174,6 +176,7 @@ void job_fail_all(struct job *job, uint32_t rank, int code, const char *text)
     abort_all(job);
     for (uint32_t i = 0; i < job->config.world; i++)
         write_failure(&job->ports[i], rank, code, text);
+    build_release_waits(job);
 }
 
 static void effect_fail(struct job *job, const struct core_effect *effect)
@@ -364,7 +367,7 @@ void job_attach(struct job *job, uint32_t rank, const struct job_port *port)
 
 void job_detach(struct job *job, uint32_t rank)
 {
-    job->ports[rank] = (struct job_port){NULL, NULL, 0};
+    job->ports[rank] = (struct job_port){.engine = NULL};
     arenas_drop_kind(job->arenas, GW_ARENA_BUFFER, (int)rank, job_last_unfinished(job));
 }
 
@@ -409,6 +412,8 @@ int job_completions(struct job *job, uint64_t now_ns)
                                             .started_ns = done.started_ns,
                                             .done_ns = done.done_ns});
     }
+    if (job->failed)
+        build_release_waits(job); /* of what was under way, some may have raised its words late */
     collect(job);
     if (r == 0 && job->config.device_ops->take_fault(job->config.device, text)) {
         r = device_lost(job, now_ns, text);

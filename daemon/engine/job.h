@@ -28,6 +28,8 @@ struct job_callbacks {
     void (*failed)(void *user, uint32_t rank, int code, const char *text); /* for the log */
     void (*report)(void *user, const char *text);                          /* a stall; "": over */
     void (*end)(void *user); /* the job will not form again */
+    /* A wait page was made, or is about to be freed. */
+    void (*waits)(void *user, const struct device_memory *page, bool made);
     void *user;
 };
 
@@ -48,7 +50,8 @@ struct job_config {
 struct job_port {
     struct gw_engine_page *engine;
     const struct gw_client_page *client;
-    uint64_t identity; /* of the client: no two of a job have the same */
+    const struct device_memory *waits; /* of the ops; NULL: the client has no streams */
+    uint64_t identity;                 /* of the client: no two of a job have the same */
 };
 
 /* All calls below that return int: 0, or < 0: the engine cannot go on and must end. */

@@ -15,6 +15,7 @@ struct job {
 
     /* build.c */
     struct device_memory *boards[GW_RANKS_MAX];
+    struct device_memory *board_waits[GW_RANKS_MAX]; /* jobs on GPUs */
     struct device_memory *layout_page;
     uint64_t layout_bytes;
     uint8_t layout_hash[32];
@@ -62,6 +63,8 @@ uint64_t job_last_unfinished(const struct job *job);
 /* build.c: 0, or why not, with text. */
 int build_all(struct job *job, char text[GW_TEXT_MAX + 1]);
 void build_free(struct job *job);
+/* Nothing will be raised any more: no stream of a client may wait for it. */
+void build_release_waits(struct job *job);
 /* Adds hash, sizes and descriptors. */
 void build_reply_sealed(struct job *job, const struct core_effect *effect);
 

@@ -8,8 +8,30 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/device/pages.h"
 #include "daemon/engine/log.h"
 #include "daemon/engine/session_internal.h"
+#include "daemon/engine/waits.h"
+
+/* For streams of the client to wait on. */
+static int make_waits(struct session *session)
+{
+    struct device_memory *page;
+    int r;
+
+    r = pages_new(PAGES_SHARED, "gradwire-waits", GW_WAIT_BYTES(GW_OPS_IN_FLIGHT), &page);
+    if (r < 0)
+        return r;
+    waits_start(page);
+    r = job_lend(session->engine->job, page);
+    if (r < 0) {
+        pages_free(page);
+        return r;
+    }
+    session->wait_page = page;
+    engine_guard(session->engine, page, true);
+    return 0;
+}
 
 /* The device reaches the session's pages. */
 static int lend_pages(struct session *session)
@@ -24,6 +46,8 @@ static int lend_pages(struct session *session)
         r = job_lend(job, session->engine_page);
         session->engine_lent = r == 0;
     }
+    if (r == 0 && session->engine->kind != GW_DEVICE_HOST && !session->wait_page)
+        r = make_waits(session);
     return r;
 }
 
@@ -271,8 +295,11 @@ void join_reply(struct session *session, uint32_t rank, const struct wire_msg *m
 {
     struct engine *engine = session->engine;
     struct wire_msg reply = *msg;
-    struct job_port port = {session->engine_page->base, session->client_page->base,
-                            session->identity};
+    struct job_port port = {.engine = session->engine_page->base,
+                            .client = session->client_page->base,
+                            .waits = session->wait_page,
+                            .identity = session->identity};
+    bool passed = msg->type == WIRE_JOINED && session->wait_page;
 
     if (msg->type == WIRE_JOINED) {
         if (engine->ranks[rank])
@@ -288,6 +315,6 @@ void join_reply(struct session *session, uint32_t rank, const struct wire_msg *m
         log_line("rank %u is %s (pid %d), generation %u", rank, session->client,
                  (int)session->pid, msg->u.joined.generation);
     }
-    session_send(session, &reply, NULL, 0);
+    session_send(session, &reply, passed ? &session->wait_page->fd : NULL, passed ? 1 : 0);
     id_wipe(&reply.u, sizeof(reply.u));
 }

@@ -7,8 +7,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/device/ring.h"
 #include "daemon/engine/job_internal.h"
 #include "daemon/engine/log.h"
+#include "daemon/engine/waits.h"
 
 int launch_new(struct job *job)
 {
@@ -46,7 +48,7 @@ static void *room(void *block, uint32_t *room_count, uint32_t count, size_t size
 
 /* ---- signals and waits ----------------------------------------------------------------------- */
 
-static struct gw_shm_slot *slot_of(struct job *job, uint32_t rank, uint32_t timeline)
+static struct gw_shm_slot *slot_of(const struct job *job, uint32_t rank, uint32_t timeline)
 {
     struct gw_shm_board *board = job->boards[rank] ? job->boards[rank]->base : NULL;
     uint32_t index = GW_TIMELINE_INDEX(timeline);
@@ -69,8 +71,33 @@ static struct gw_shm_slot *slot_of(struct job *job, uint32_t rank, uint32_t time
     }
 }
 
+/* The slot's word for the client's streams. */
+static _Atomic uint64_t *mirror_of(const struct job *job, uint32_t rank, uint32_t timeline)
+{
+    const struct device_memory *ops = job->ports[rank].waits, *board = job->board_waits[rank];
+    uint32_t index = GW_TIMELINE_INDEX(timeline);
+
+    if (GW_TIMELINE_CLASS(timeline) == GW_TL_OP)
+        return ops ? waits_word(ops, index % GW_OPS_IN_FLIGHT) : NULL;
+    if (!ops || !board)
+        return NULL;
+    switch (GW_TIMELINE_CLASS(timeline)) {
+    case GW_TL_BUCKET:
+        return waits_word(board, GW_WAIT_BUCKETS + index);
+    case GW_TL_UNIT:
+        return waits_word(board, GW_WAIT_BUCKETS + index +
+                                     layout_page(core_layout(job->core))->buckets);
+    case GW_TL_STEP:
+        return waits_word(board, GW_WAIT_STEP);
+    case GW_TL_UPDATE:
+        return waits_word(board, GW_WAIT_UPDATE);
+    default:
+        return NULL;
+    }
+}
+
 /* False: nobody is there to be told. */
-static bool resolve_signal(struct job *job, const struct core_signal *signal,
+static bool resolve_signal(const struct job *job, const struct core_signal *signal,
                            struct device_signal *ret_signal)
 {
     const struct job_port *port = &job->ports[signal->rank];
@@ -83,8 +110,23 @@ static bool resolve_signal(struct job *job, const struct core_signal *signal,
                                          .offset = signal->offset,
                                          .rank = signal->rank,
                                          .engine = port->engine,
-                                         .client = port->client};
+                                         .client = port->client,
+                                         .mirror = mirror_of(job, signal->rank, signal->timeline)};
     return true;
+}
+
+/* Where a fetch will lie, before it does: the client may launch kernels on it behind a wait. */
+static void tell_place(const struct job *job, const struct core_signal *signal)
+{
+    const struct job_port *port = &job->ports[signal->rank];
+    struct device_signal resolved;
+
+    if (!port->waits || GW_TIMELINE_CLASS(signal->timeline) != GW_TL_UNIT ||
+        !resolve_signal(job, signal, &resolved))
+        return;
+    resolved.slot->placed_offset = signal->offset;
+    atomic_store_explicit(&resolved.slot->placed, signal->value, memory_order_release);
+    device_ring(port->engine, port->client);
 }
 
 static int resolve_signals(struct job *job, const struct core_op *op, struct fabric_op *to)
@@ -133,6 +175,7 @@ int launch_signal(struct job *job, const struct core_signal *signal, uint64_t af
 
     if (!resolve_signal(job, signal, &resolved))
         return 0;
+    tell_place(job, signal);
     return job->config.device_ops->signal_after(job->config.device, after_op, &resolved);
 }
 
@@ -290,5 +333,8 @@ int launch_op(struct job *job, const struct core_op *op)
         to.in = job->scratch.in;
         to.out = job->scratch.out;
     }
-    return job->config.fabric_ops->launch(job->fabric, &to);
+    r = job->config.fabric_ops->launch(job->fabric, &to);
+    for (uint32_t i = 0; r == 0 && i < op->signal_count; i++)
+        tell_place(job, &op->signals[i]);
+    return r;
 }

@@ -31,6 +31,7 @@ enum {
     OPT_DEVICE,
     OPT_PLUGINS,
     OPT_PROBE,
+    OPT_GUARD,
     OPT_HELP,
     OPT_VERSION
 };
@@ -51,6 +52,7 @@ static const char help[] =
     "  --stall-report-ns N    a stall is reported after that time (default 10 s)\n"
     "  --device WHAT          what jobs are offered: auto, host or cuda (default auto)\n"
     "  --plugins DIR          where gradwire-cuda.so is (default: beside the engine, as installed)\n"
+    "  --guard                watches over the engine that started it, on descriptor 3\n"
     "  --probe                says how many GPUs it can offer, or why none; exit code 0 or 69\n"
     "  --version, --help\n";
 
@@ -66,6 +68,7 @@ static const struct option long_options[] = {
     {"device", required_argument, NULL, OPT_DEVICE},
     {"plugins", required_argument, NULL, OPT_PLUGINS},
     {"probe", no_argument, NULL, OPT_PROBE},
+    {"guard", no_argument, NULL, OPT_GUARD},
     {"help", no_argument, NULL, OPT_HELP},
     {"version", no_argument, NULL, OPT_VERSION},
     {NULL, 0, NULL, 0},
@@ -112,6 +115,9 @@ static int take_option(int option, const char *text, struct engine_options *opti
     case OPT_PLUGINS:
         options->plugins = text;
         return *text ? 0 : GW_E_INVALID;
+    case OPT_GUARD:
+        options->guard = true;
+        return 0;
     case OPT_PROBE:
         options->probe = true;
         return 0;
@@ -146,7 +152,7 @@ static bool parse_options(int argc, char **argv, struct engine_options *options,
         }
     }
     if (optind < argc ||
-        (!options->probe && options->channel_fd < 0 && options->listen_fd < 0)) {
+        (!options->probe && !options->guard && options->channel_fd < 0 && options->listen_fd < 0)) {
         fprintf(stderr, "gradwire-engine is started by gradwired; see --help\n");
         *ret_code = EX_USAGE;
         return false;
@@ -213,6 +219,8 @@ int main(int argc, char **argv)
 
     if (!parse_options(argc, argv, &options, &code))
         return code;
+    if (options.guard)
+        return guard_run(GUARD_FD);
     if (options.probe)
         return probe(&options);
     r = take_edges(&options);

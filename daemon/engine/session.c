@@ -18,6 +18,7 @@
 #include "daemon/device/pages.h"
 #include "daemon/engine/log.h"
 #include "daemon/engine/session_internal.h"
+#include "daemon/engine/waits.h"
 
 #ifndef SO_PEERPIDFD
 #define SO_PEERPIDFD 77
@@ -108,6 +109,18 @@ static void discard(struct engine *engine, struct device_memory *page, bool lent
         pages_free(page);
 }
 
+/* Its streams, if it lives yet, wait for nothing any more. */
+static void session_drop_waits(struct session *session)
+{
+    struct device_memory *page = session->wait_page;
+
+    if (!page)
+        return;
+    waits_release(page->base, page->bytes);
+    engine_guard(session->engine, page, false);
+    discard(session->engine, page, true);
+}
+
 void session_free(struct session *session)
 {
     struct engine *engine = session->engine;
@@ -121,6 +134,7 @@ void session_free(struct session *session)
     free(session->asked);
     discard(engine, session->client_page, session->client_lent);
     discard(engine, session->engine_page, session->engine_lent);
+    session_drop_waits(session);
     free(session);
 }
 

@@ -294,8 +294,8 @@ def test_status_and_jobs_as_json(make_daemon):
         assert job["moved_bytes"] == dict.fromkeys(kinds, 20)
         assert 0 < job["age_ns"] < 600e9 * SLOWER
         table = daemon.ctl("jobs").stdout.splitlines()
-        assert table[0].split() == ["JOB", "NAME", "USER", "STATE", "RANKS", "STAGE", "STEPS",
-                                    "AGE", "MEMORY", "PID"]
+        assert table[0].split() == ["JOB", "NAME", "USER", "STATE", "RANKS", "DEVICE", "FABRIC",
+                                    "STAGE", "STEPS", "AGE", "MEMORY", "PID"]
         for word in (job["tag"], "fake", "running", "1/4", "1.0", "MiB", str(pid)):
             assert word in table[1].split(), table
         client.close()

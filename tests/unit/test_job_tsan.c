@@ -367,7 +367,8 @@ static void on_reply(void *user, uint32_t r, bool joiner, const struct wire_msg 
     (void)fds;
     (void)fd_count;
     if (joiner) {
-        struct job_port port = {rank->engine, rank->client, r + 1};
+        struct job_port port = {
+            .engine = rank->engine, .client = rank->client, .identity = r + 1};
         job_attach(bench->job, r, &port);
         return;
     }
