@@ -73,7 +73,7 @@ int gw_record(gw_job *job, void *stream, struct gw_token *ret_token)
 }
 
 /* Set-up the first time; two threads may both map it, and one mapping is dropped. */
-int gw_cuda_verdict(gw_job *job, const struct gw_cuda_verdict **ret_device_pointer)
+int gw_cuda_verdict_ptr(gw_job *job, const struct gw_cuda_verdict **ret_device_pointer)
 {
     struct zero *zero = NULL;
     struct map map = {0};

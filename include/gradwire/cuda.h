@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * libgradwire-cuda: gradwire for a rank on an NVIDIA GPU.
+ * gradwire for a rank on an NVIDIA GPU.
  *
  * A rank hands a gw_device to gw_job_create or gw_job_join. From then on the job's bulk memory
  * (gradients, parameters, shards, buffers) lies on GPUs: every float pointer that the calls of
@@ -8,16 +8,37 @@
  * on the host:
  *  - gw_grad_acquire_sync enqueues a wait for the memory's last reader; it waits on the host only
  *    until that reader has been launched.
- *  - gw_grad_ready, gw_release, gw_step_end, gw_update_commit and collectives take everything that
- *    was enqueued on the job's stream before as done before them.
- *  - A token is waited for by gw_stream_wait, on the stream, or by gw_wait*, on the host.
- * So a step needs no host synchronization at all. Host memory given to *_put_sync and param_write
- * is copied; param_read copies back.
+ *  - gw_grad_ready, gw_micro_step_end, gw_release, gw_step_end, gw_update_commit and collectives
+ *    take everything that was enqueued on the job's stream before as done before them. gw_fetch
+ *    depends on nothing: it overlaps what is enqueued.
+ *  - A token is waited for by gw_stream_wait, on a stream, or by gw_wait*, on the host. Written
+ *    spans need the window's token (gw_update_begin) waited for in a stream before gw_update_commit.
+ *  - gw_param_ptr may be called before the fetch's token is reached; what reads the values comes
+ *    behind a stream wait for it. In stage 3 the call waits on the host, at most
+ *    gw_job_options.timeout_ns (then GW_E_STATE), until the gather has been launched: until the
+ *    other ranks have made their calls, never for a GPU.
+ * So a step needs no host synchronization at all.
  *
- * Streams are CUstream or cudaStream_t, given as void *; NULL is the default stream. The library
- * uses the driver API of the calling process (libcuda.so.1), whatever runtime that is linked with.
- * Thread rules are those of gradwire.h; calls make the device's context current for their duration
- * only.
+ * Host memory given to gw_grad_put_sync is copied through pinned memory in the job's stream and may
+ * be used again at once; gw_param_write_sync and gw_param_read_sync move values to and from host
+ * memory, after everything on the job's stream. Views are not write-protected, and
+ * GRADWIRE_DEBUG=guard guards nothing: both are for host memory.
+ *
+ * Streams are CUstream or cudaStream_t, given as void *; NULL is the legacy default stream. The
+ * per-thread default stream is refused: it is one per thread. A job works with at most 16 streams,
+ * each of which takes one of its 64 timelines (gw_timeline_new); one that was given to a call must
+ * stay until gw_job_close has returned. On one stream, calls and work of several threads must be in
+ * an order, as with CUDA itself; streams are not captured into graphs.
+ *
+ * When a job fails, its engine dies included, streams that wait for it go on and the next call
+ * tells. What was computed behind such a wait is worth nothing: look at a call's result (gw_wait of
+ * the step) before you keep it. gw_job_close waits up to two seconds for what the job's streams hold
+ * of it; memory that they hold longer stays mapped to the end of the process.
+ *
+ * Libraries: gw_cuda_device_new and _free are in libgradwire-cuda, all else in libgradwire
+ * (pkg-config gradwire-cuda has both). Neither links CUDA: the driver of the calling process
+ * (libcuda.so.1) is used, whatever runtime is linked with. Thread and fork rules are those of
+ * gradwire.h; calls make the device's primary context current for their duration only.
  */
 #ifndef GRADWIRE_CUDA_H
 #define GRADWIRE_CUDA_H
@@ -32,32 +53,38 @@ extern "C" {
  * GW_E_NO_DEVICE: no driver, no such GPU, or one that lacks what gradwire needs (said in the text).
  */
 GW_API int gw_cuda_device_new(int ordinal, struct gw_device **ret_device);
-/* NULL is fine; returns NULL. GW_E_BUSY in gw_last_error and the device stays when jobs use it. */
+/* NULL is fine; returns NULL. While jobs use the device it stays, and gw_last_error says so. */
 GW_API struct gw_device *gw_cuda_device_free(struct gw_device *device);
 
 /* The stream that the job's calls are ordered in, from the next call on; at first the default
- * stream. What was enqueued on the stream before is not ordered with the new one's work. */
+ * stream. What was enqueued on the stream before is not ordered with the new one's work. GW_E_LIMIT:
+ * the 17th stream. */
 GW_API int gw_cuda_set_stream(gw_job *job, void *stream);
 
-/* Enqueues on `stream`: what comes after waits until the token is reached. When the job fails, the
- * stream goes on (words are raised), and the next call tells. */
+/* Enqueues on `stream`: what comes after waits until the token is reached. Nothing is enqueued if it
+ * is reached already. Any token of the job's, own timelines included. Sends first what the token may
+ * depend on; if the engine takes no messages, that may wait for it (gw_job_options.timeout_ns, then
+ * GW_E_AGAIN). */
 GW_API int gw_stream_wait(gw_job *job, struct gw_token token, void *stream);
 /* A token that is reached when all that was enqueued on `stream` before is done: for further
- * producers of a gradient (gw_grad_ready's tokens) beside the job's stream. */
+ * producers of a gradient beside the job's stream (gw_grad_ready's tokens: at most 3 on a GPU, for
+ * the job's stream adds its own). */
 GW_API int gw_record(gw_job *job, void *stream, struct gw_token *ret_token);
 
-/* A buffer over the caller's own device memory (cudaMalloc), for collectives: no copy. The memory
- * must stay until gw_buffer_free has returned 0. Where the memory cannot be exported (expandable
- * segments, another PID namespace) a buffer of the service's memory stands in, ops copy to and from
- * it on the job's stream, gw_stats counts the bytes (staged_bytes), and *ret_staged is 1: allocate
- * with gw_buffer_new instead. gw_buffer_data returns the caller's pointer in both cases. Results in
- * a staged buffer are there after gw_stream_wait or gw_wait of the op's token (and for gw_wait, the
- * job's stream). Set-up call. */
+/* A buffer over the caller's own device memory (cudaMalloc) on the job's GPU, for collectives: no
+ * copy. The memory must stay until gw_buffer_free has returned 0. Where the memory cannot be
+ * exported (stream-ordered pools, expandable segments, another PID namespace) a buffer of the
+ * service's memory stands in: ops copy from the caller's memory on the job's stream and back on a
+ * stream of the library's, gw_stats counts the bytes (staged_bytes), and *ret_staged (may be NULL)
+ * is 1: allocate with gw_buffer_new instead. gw_buffer_data returns the caller's pointer in both
+ * cases, and an op's results are in its memory once the op's token is reached. GW_E_INVALID: no
+ * device memory, or of another GPU. Set-up call. */
 GW_API int gw_cuda_buffer_import(gw_job *job, void *device_pointer, size_t size_bytes,
                                  gw_buffer **ret_buffer, int *ret_staged);
 
 /* struct gw_verdict's values in device memory, written in stream order: valid for what waits for
- * the step's token (gw_stream_wait). An optimizer kernel reads them without the host. */
+ * the step's token (gw_stream_wait), until the rank's gw_update_commit or its first call of the next
+ * step. An optimizer kernel reads them without the host. */
 struct gw_cuda_verdict {
     uint64_t step;
     double norm;
@@ -67,7 +94,8 @@ struct gw_cuda_verdict {
     uint32_t used_params;
     uint64_t digest;
 };
-GW_API int gw_cuda_verdict(gw_job *job, const struct gw_cuda_verdict **ret_device_pointer);
+/* After gw_seal; set-up the first time. The pointer stays the same. */
+GW_API int gw_cuda_verdict_ptr(gw_job *job, const struct gw_cuda_verdict **ret_device_pointer);
 
 #ifdef __cplusplus
 }

@@ -26,7 +26,8 @@ def compile_text(source, compiler, language, flags, *more):
 
 
 def test_there_are_public_headers():
-    assert {str(h) for h in HEADERS} == {"gradwire/gradwire.h", "gradwire/errors.h"}
+    assert {str(h) for h in HEADERS} == {"gradwire/gradwire.h", "gradwire/cuda.h",
+                                         "gradwire/errors.h"}
 
 
 @pytest.mark.parametrize("compiler, language, flags", LANGUAGES)
@@ -37,13 +38,14 @@ def test_header_compiles_alone(header, compiler, language, flags):
     assert done.returncode == 0, done.stderr
 
 
-def test_both_headers_need_no_project_macro():
-    """No _GNU_SOURCE, no include of ours but <gradwire/...>."""
+def test_headers_need_no_project_macro():
+    """No _GNU_SOURCE, no include of ours but <gradwire/...>, and none of CUDA's."""
     for header in HEADERS:
         for line in (ROOT / "include" / header).read_text().splitlines():
             if line.startswith("#include"):
                 assert line in ("#include <stddef.h>", "#include <stdint.h>",
-                                "#include <gradwire/errors.h>"), f"{header}: {line}"
+                                "#include <gradwire/errors.h>",
+                                "#include <gradwire/gradwire.h>"), f"{header}: {line}"
 
 
 def test_struct_size_comes_first():

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""libgradwire.so exports what its header declares, and cannot do what it promised not to."""
+"""The client libraries export what their headers declare, and cannot do what they promised not to.
+
+libgradwire has the calls on a job, those of <gradwire/cuda.h> too; libgradwire-cuda, built where
+CUDA's headers are, has those that make and free a device, and links no CUDA library."""
 import os
 import pathlib
 import re
@@ -8,7 +11,12 @@ import subprocess
 import pytest
 
 ROOT = pathlib.Path(os.environ.get("GRADWIRE_SOURCE") or pathlib.Path(__file__).parents[2])
-LIBRARY = pathlib.Path(os.environ["GRADWIRE_BUILD"]) / "client/lib/libgradwire.so"
+BUILD = pathlib.Path(os.environ["GRADWIRE_BUILD"])
+LIBRARY = BUILD / "client/lib/libgradwire.so"
+CUDA_LIBRARY = BUILD / "client/cuda/libgradwire-cuda.so"
+LIBRARIES = [LIBRARY, CUDA_LIBRARY]
+OF_CUDA_LIBRARY = {"gw_cuda_device_new", "gw_cuda_device_free"}
+PRIVATE = {"gw_private_error"}  # from one to the other, in a version of its own
 
 # No thread, no signal handler, no exit, no output, no change of the environment.
 FORBIDDEN = re.compile(
@@ -19,39 +27,76 @@ FORBIDDEN = re.compile(
     r"|setenv|putenv|unsetenv|clearenv|chdir|umask|setlocale|srand\w*)$")
 
 
-def symbols(*flags):
-    out = subprocess.run(["nm", "-D", *flags, LIBRARY], capture_output=True, text=True,
+def symbols(library, *flags):
+    out = subprocess.run(["nm", "-D", *flags, library], capture_output=True, text=True,
                          check=True).stdout
     return [line.split()[-1] for line in out.splitlines() if line.strip()]
 
 
-@pytest.fixture(autouse=True)
-def built():
-    assert LIBRARY.exists(), f"{LIBRARY} was not built"
+def exports(library):
+    names = {s.split("@")[0] for s in symbols(library, "--defined-only")}
+    return {s for s in names if not s.isupper() and not s.startswith("GRADWIRE_")}
 
 
-def test_exports_exactly_the_declared_calls():
-    header = (ROOT / "include/gradwire/gradwire.h").read_text()
-    declared = set(re.findall(r"^GW_API\s[^;]*?\b(gw_\w+)\(", header, re.M))
-    exported = {s.split("@")[0] for s in symbols("--defined-only")}
-    versions = {s for s in exported if s.isupper() or s.startswith("LIBGRADWIRE")}
-    assert len(declared) > 40
-    assert exported - versions == declared
+def declared(header):
+    text = (ROOT / "include/gradwire" / header).read_text()
+    return set(re.findall(r"^GW_API\s[^;]*?\b(gw_\w+)\(", text, re.M))
 
 
-def test_every_export_has_a_version():
-    bare = [s for s in symbols("--defined-only") if s.startswith("gw_") and "@@" not in s]
+def dynamic(library):
+    return subprocess.run(["readelf", "-d", library], capture_output=True, text=True,
+                          check=True).stdout
+
+
+@pytest.fixture(params=LIBRARIES, ids=lambda path: path.name)
+def library(request):
+    if request.param == CUDA_LIBRARY and not CUDA_LIBRARY.exists():
+        pytest.skip("libgradwire-cuda is not built: no CUDA headers")
+    assert request.param.exists(), f"{request.param} was not built"
+    return request.param
+
+
+def test_exports_exactly_the_declared_calls(library):
+    everything = declared("gradwire.h") | declared("cuda.h")
+    assert len(declared("gradwire.h")) > 40 and len(declared("cuda.h")) > 5
+    assert OF_CUDA_LIBRARY < declared("cuda.h")
+    if library == CUDA_LIBRARY:
+        assert exports(library) == OF_CUDA_LIBRARY
+    else:
+        assert exports(library) == everything - OF_CUDA_LIBRARY | PRIVATE
+
+
+def test_every_export_has_a_version(library):
+    names = symbols(library, "--defined-only")
+    bare = [s for s in names if s.startswith("gw_") and "@@" not in s]
     assert not bare, bare
+    of_private = {s for s in names if "@@GRADWIRE_PRIVATE_" in s}
+    assert {s.split("@")[0] for s in of_private} == (PRIVATE if library == LIBRARY else set())
 
 
 def test_soname_is_versioned():
-    out = subprocess.run(["readelf", "-d", LIBRARY], capture_output=True, text=True,
-                         check=True).stdout
+    out = dynamic(LIBRARY)
     assert "[libgradwire.so.0]" in out
     assert "TEXTREL" not in out and "RPATH" not in out and "RUNPATH" not in out
 
 
-def test_promises_that_symbols_can_show():
-    used = sorted(s.split("@")[0] for s in symbols("--undefined-only"))
+def test_soname_of_the_cuda_library():
+    if not CUDA_LIBRARY.exists():
+        pytest.skip("libgradwire-cuda is not built: no CUDA headers")
+    out = dynamic(CUDA_LIBRARY)
+    assert "[libgradwire-cuda.so.0]" in out
+    assert "TEXTREL" not in out
+
+
+def test_no_cuda_library_is_linked(library):
+    """The driver is the calling process's own: found when the first device is made."""
+    needed = re.findall(r"NEEDED.*\[(.*)\]", dynamic(library))
+    assert not [n for n in needed if re.match(r"lib(cuda|nccl|nv)", n)], needed
+    used = [s.split("@")[0] for s in symbols(library, "--undefined-only")]
+    assert not [s for s in used if re.match(r"cu[A-Z]|cuda[A-Z]|nccl[A-Z]", s)]
+
+
+def test_promises_that_symbols_can_show(library):
+    used = sorted(s.split("@")[0] for s in symbols(library, "--undefined-only"))
     bad = [s for s in used if FORBIDDEN.match(s)]
-    assert not bad, f"libgradwire calls {bad}"
+    assert not bad, f"{library.name} calls {bad}"

@@ -144,8 +144,8 @@ static void the_verdict_lies_on_the_device(void **state)
     sv_open(GW_DEVICE_CUDA);
     job = sv_sealed_job(1, &options);
     mapped = sv.mapped;
-    assert_int_equal(gw_cuda_verdict(job, &verdict), 0);
-    assert_int_equal(gw_cuda_verdict(job, &again), 0);
+    assert_int_equal(gw_cuda_verdict_ptr(job, &verdict), 0);
+    assert_int_equal(gw_cuda_verdict_ptr(job, &again), 0);
     assert_non_null(verdict);
     assert_ptr_equal(again, verdict);
     assert_int_equal(sv.mapped, mapped + 1);
