@@ -56,6 +56,7 @@ struct cuda_gpu {
     /* Under the device's lock. */
     pthread_cond_t wake;
     struct cuda_item *head, *tail;
+    bool busy; /* with an item, or looking after things */
     void (*idle)(void *arg, int gpu);
     void *idle_arg;
 };
@@ -132,6 +133,9 @@ static inline struct cuda_device *cuda_of(const struct device *device)
 
 uint64_t cuda_now_ns(void);
 uint64_t cuda_aborted(const struct cuda_device *device); /* any thread */
+/* Any thread. What a broken device holds is left to the end of the process: a call that frees it may
+ * wait for ever. */
+bool cuda_is_broken(struct cuda_device *device);
 
 /* False: the call failed, and that is the device's fault. Any thread. */
 bool cuda_good(struct cuda_gpu *gpu, CUresult result, const char *call, uint64_t op);

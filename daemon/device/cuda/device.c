@@ -44,6 +44,16 @@ void cuda_wake_loop(struct cuda_device *device)
     }
 }
 
+bool cuda_is_broken(struct cuda_device *device)
+{
+    bool broken;
+
+    pthread_mutex_lock(&device->lock);
+    broken = device->broken;
+    pthread_mutex_unlock(&device->lock);
+    return broken;
+}
+
 /* With the lock held. */
 static void wake_issuers(struct cuda_device *device)
 {
@@ -155,28 +165,55 @@ static void do_abort(struct device *device, uint64_t ranks)
     pthread_mutex_unlock(&of->lock);
 }
 
+/* With the lock held. */
+static bool issuers_busy(const struct cuda_device *device)
+{
+    for (uint64_t left = device->placed; left; left &= left - 1)
+        if (device->gpus[__builtin_ctzll(left)].busy)
+            return true;
+    return false;
+}
+
+/* With the lock held, which is let go while waiting. */
+static void wait_a_little(struct cuda_device *device)
+{
+    uint64_t until_ns = cuda_now_ns() + DRAIN_STEP_NS;
+    const struct timespec until = {.tv_sec = (time_t)(until_ns / 1000000000u),
+                                   .tv_nsec = (long)(until_ns % 1000000000u)};
+
+    (void)pthread_cond_timedwait(&device->quiet, &device->lock, &until);
+}
+
+/* With the lock held, which is let go meanwhile. A fabric's run may be slow to notice. */
+static void give_up(struct cuda_device *device)
+{
+    uint64_t end_ns = cuda_now_ns() + DRAIN_NS;
+
+    while (issuers_busy(device) && cuda_now_ns() < end_ns)
+        wait_a_little(device);
+    (void)cuda_ledger_give_up(&device->ledger, cuda_now_ns());
+    cuda_wake_loop(device);
+}
+
 static void drain(struct device *device)
 {
     struct cuda_device *of = cuda_of(device);
-    uint64_t end_ns = cuda_now_ns() + DRAIN_NS, now_ns;
+    uint64_t end_ns = cuda_now_ns() + DRAIN_NS;
+    bool stuck;
 
     pthread_mutex_lock(&of->lock);
-    while (of->ledger.unfinished > 0 && !of->broken && (now_ns = cuda_now_ns()) < end_ns) {
-        uint64_t until_ns = now_ns + DRAIN_STEP_NS;
-        const struct timespec until = {.tv_sec = (time_t)(until_ns / 1000000000u),
-                                       .tv_nsec = (long)(until_ns % 1000000000u)};
+    while (of->ledger.unfinished > 0 && !of->broken && cuda_now_ns() < end_ns) {
         cuda_raise_words(of);
-        (void)pthread_cond_timedwait(&of->quiet, &of->lock, &until);
+        wait_a_little(of);
     }
-    now_ns = of->ledger.unfinished;
+    stuck = of->ledger.unfinished > 0 && !of->broken;
     pthread_mutex_unlock(&of->lock);
-    if (now_ns == 0)
-        return;
-    cuda_fault(device, "the GPUs did not come to rest within %u s of an abort",
-               (unsigned)(DRAIN_NS / 1000000000u));
+    if (stuck)
+        cuda_fault(device, "the GPUs did not come to rest within %u s of an abort",
+                   (unsigned)(DRAIN_NS / 1000000000u));
     pthread_mutex_lock(&of->lock);
-    (void)cuda_ledger_give_up(&of->ledger, cuda_now_ns());
-    cuda_wake_loop(of);
+    if (of->broken)
+        give_up(of);
     pthread_mutex_unlock(&of->lock);
 }
 
@@ -294,7 +331,7 @@ static struct device *device_free(struct device *device)
     wake_issuers(of);
     pthread_mutex_unlock(&of->lock);
     /* An issuing thread may never come back from a call on a broken device. */
-    if (of->broken) {
+    if (cuda_is_broken(of)) {
         while (take_done(device, &done))
             ;
         return NULL;

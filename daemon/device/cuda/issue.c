@@ -387,6 +387,7 @@ static void *issuer_main(void *arg)
         struct cuda_item *item = next_item(gpu);
         bool look = device->ledger.unfinished > 0 && !device->broken && !device->stopping &&
                     (!item || cuda_now_ns() - looked_ns > CUDA_TICK_NS);
+        gpu->busy = item || look;
         pthread_mutex_unlock(&device->lock);
         if (look) {
             look_after(gpu);
@@ -395,6 +396,9 @@ static void *issuer_main(void *arg)
         if (item)
             issue(gpu, item);
         pthread_mutex_lock(&device->lock);
+        gpu->busy = false;
+        if (device->broken)
+            pthread_cond_broadcast(&device->quiet);
     }
     pthread_mutex_unlock(&device->lock);
     return NULL;

@@ -248,8 +248,10 @@ static void import_drop(struct cuda_device *device, struct cuda_import *import)
 
     if (!last && !planted("lease_forgotten"))
         return;
-    (void)cu.cuCtxSetCurrent(device->gpus[import->rank].context);
-    (void)cu.cuIpcCloseMemHandle(import->base);
+    if (!cuda_is_broken(device)) {
+        (void)cu.cuCtxSetCurrent(device->gpus[import->rank].context);
+        (void)cu.cuIpcCloseMemHandle(import->base);
+    }
     if (last)
         free(import);
 }
@@ -312,8 +314,10 @@ static void block_free(struct cuda_device *device, struct cuda_block *block)
     } else if (block->kind == CUDA_BLOCK_IMPORT) {
         import_drop(device, block->import);
     } else {
-        (void)cu.cuCtxSetCurrent(device->gpus[block->rank].context);
-        unmap(block);
+        if (!cuda_is_broken(device)) {
+            (void)cu.cuCtxSetCurrent(device->gpus[block->rank].context);
+            unmap(block);
+        }
         if (block->memory.fd >= 0)
             close(block->memory.fd);
     }
@@ -500,7 +504,7 @@ void cuda_pinned_free(struct device *device, void *base)
 {
     struct cuda_device *of = cuda_of(device);
 
-    if (!base || !of->placed)
+    if (!base || !of->placed || cuda_is_broken(of))
         return;
     (void)cu.cuCtxSetCurrent(of->gpus[__builtin_ctzll(of->placed)].context);
     (void)cu.cuMemFreeHost(base);

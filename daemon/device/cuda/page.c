@@ -105,7 +105,7 @@ void cuda_page_remove(struct device *device, void *base)
         forget_raised(of, page);
     }
     pthread_mutex_unlock(&of->lock);
-    if (page && page->alias) {
+    if (page && page->alias && !cuda_is_broken(of)) {
         (void)cu.cuCtxSetCurrent(of->gpus[__builtin_ctzll(of->placed)].context);
         (void)cu.cuMemHostUnregister(base);
     }
