@@ -31,7 +31,7 @@ static uint64_t special_stream(bool of_thread)
         return 0;
     if (!of_thread)
         return core_call(FG_STREAM_NULL, (uint32_t)gpu, ARGS(0), &reply) ? 0 : reply.v[0];
-    if (!own[gpu] && !core_call(FG_STREAM_NEW, (uint32_t)gpu, ARGS(0, 0), &reply))
+    if (!own[gpu] && !core_call(FG_STREAM_NEW, (uint32_t)gpu, ARGS(2, 0), &reply))
         own[gpu] = reply.v[0];
     return own[gpu];
 }

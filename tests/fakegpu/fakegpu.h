@@ -29,8 +29,8 @@
 /* Kinds of request: name and arguments a[] -> results v[]. Streams and events are named by
  * server-wide numbers > 0; device is the server's number of the GPU (over all nodes). */
 enum fg_kind {
-    FG_HELLO = 1,   /* pid, node, channel (0 calls, 1 host functions: process id in a[3]), flags ->
-                     * process id, GPUs per node, first GPU of the node; a[4]: hardware queues */
+    FG_HELLO = 1,   /* pid, node, channel (0 calls, 1 host functions: process id in a[3]), flags,
+                     * hardware queues (0: 8) -> process id, GPUs per node, first GPU of the node */
     FG_BYE,         /* leave in an orderly way: leaks are looked for */
     FG_DEVICE,      /* -> total bytes, free bytes, FG_CAP_* */
     FG_CONTEXT,     /* 1 made, 0 destroyed */
@@ -54,7 +54,7 @@ enum fg_kind {
     FG_VMM_EXPORT,    /* handle -> + fd */
     FG_VMM_IMPORT,    /* + fd -> handle, bytes */
     FG_VMM_RETAIN,    /* address -> handle */
-    FG_STREAM_NEW,    /* flags (1 non-blocking), priority -> stream */
+    FG_STREAM_NEW,    /* flags (1 non-blocking, 2 a thread's own), priority -> stream */
     FG_STREAM_FREE,   /* stream */
     FG_STREAM_INFO,   /* stream -> device, flags, priority */
     FG_STREAM_NULL,   /* -> the device's NULL stream of this process */

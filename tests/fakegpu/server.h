@@ -202,7 +202,9 @@ struct stream {
     uint32_t index; /* id - 1; never used again */
     struct process *process;
     int gpu;
+    uint32_t queue; /* hardware queue that it shares with others of its process and GPU */
     bool blocking, null, closed;
+    bool own;  /* a thread's, which nobody destroys */
     bool dead; /* its process has ended: what was queued never completes */
     int priority;
     uint64_t last_seq, done_seq;
@@ -268,6 +270,8 @@ struct process {
     uint64_t contexts; /* bit per GPU */
     uint64_t peers[FG_GPUS_MAX]; /* bit per GPU whose memory this GPU's kernels may use */
     struct stream *null_streams[FG_GPUS_MAX];
+    uint32_t queues; /* per GPU: CUDA_DEVICE_MAX_CONNECTIONS, 8 */
+    uint32_t streams[FG_GPUS_MAX]; /* made so far */
     struct process *next;
 };
 

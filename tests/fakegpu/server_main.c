@@ -88,6 +88,7 @@ static void hello(struct server *s, struct connection *connection, struct call *
         connection->process = process_new(s, connection->fd, peer.pid, (int)c->q->a[1]);
         if (!connection->process)
             return;
+        connection->process->queues = c->q->a[4] && c->q->a[4] <= 32 ? (uint32_t)c->q->a[4] : 8;
         connection->process->no_leaks = (c->q->a[3] & FG_HELLO_NO_LEAKS) != 0;
     }
     c->reply.v[0] = connection->process->id;
@@ -397,9 +398,9 @@ int main(int argc, char **argv)
     snprintf(control, sizeof(control), "%s.ctl", o.socket);
     epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     if (epoll_fd < 0 || (o.kernels && kernels_load(o.kernels)) ||
-        watch(listen_at(control, SOCK_STREAM), LISTEN_CONTROL) ||
         watch(listen_at(o.socket, SOCK_SEQPACKET), LISTEN) ||
-        workers_start(&server, o.workers)) {
+        workers_start(&server, o.workers) || /* the control socket comes last: all is there then */
+        watch(listen_at(control, SOCK_STREAM), LISTEN_CONTROL)) {
         fprintf(stderr, "fakegpu: cannot start at %s: %s\n", o.socket, strerror(errno));
         return 2;
     }

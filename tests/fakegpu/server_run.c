@@ -79,6 +79,26 @@ static bool fits(struct server *s, const struct op *op)
     return gpu->ctas_free && (s->mps || !gpu->slice_running || gpu->slice == op->stream->process);
 }
 
+/* Streams beyond the number of hardware queues share them: what was enqueued earlier in another
+ * stream of the queue, and has not started, is in front. */
+static bool queued_behind(const struct server *s, const struct op *op)
+{
+    const struct stream *stream = op->stream;
+    const struct process *p = stream->process;
+
+    if (p->streams[stream->gpu] <= p->queues)
+        return false;
+    for (uint32_t i = 0; i < s->stream_count; i++) {
+        const struct stream *other = s->streams[i];
+
+        if (other->process == p && other->gpu == stream->gpu && other->queue == stream->queue &&
+            other != stream && other->head && !other->head->running && !other->dead &&
+            other->head->id < op->id)
+            return true;
+    }
+    return false;
+}
+
 static void consider(struct server *s, struct op *op, uint64_t now, struct pick *pick)
 {
     for (uint32_t i = 0; i < op->after_count; i++)
@@ -96,7 +116,7 @@ static void consider(struct server *s, struct op *op, uint64_t now, struct pick 
             pick->next_ns = op->not_before_ns;
         return;
     }
-    if (!fits(s, op))
+    if (!fits(s, op) || queued_behind(s, op))
         return;
     /* Each of n candidates with probability 1/n. */
     pick->choices++;

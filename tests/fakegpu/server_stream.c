@@ -35,7 +35,7 @@ struct stream *stream_new(struct server *s, struct process *p, int gpu, bool blo
         s->streams = streams;
     }
     *stream = (struct stream){.index = s->stream_count, .process = p, .gpu = gpu,
-                              .blocking = blocking};
+                              .blocking = blocking, .queue = p->streams[gpu]++ % p->queues};
     s->streams[s->stream_count++] = stream;
     return stream;
 }
@@ -194,6 +194,7 @@ static void stream_make(struct server *s, struct call *c)
         c->reply.error = E_OUT_OF_MEMORY;
         return;
     }
+    stream->own = (c->q->a[0] & 2) != 0;
     stream->priority = (int)(int64_t)c->q->a[1];
     c->reply.v[0] = stream->index + 1u;
 }
@@ -284,7 +285,7 @@ void streams_process_gone(struct server *s, struct process *p, bool leaks)
 
         if (stream->process != p)
             continue;
-        if (leaks && !stream->closed && !stream->null)
+        if (leaks && !stream->closed && !stream->null && !stream->own)
             violation(s, RULE_leak_stream, p, "stream %u", stream->index + 1);
         stream_kill(s, stream);
     }
