@@ -202,7 +202,11 @@ static bool issue_work(struct cuda_gpu *gpu, const struct cuda_item *item)
     }
     if (failed(gpu->device, work))
         return true;
-    if (!wait_tokens(gpu, stream, work) || !begin(gpu, stream, work, stamps))
+    if (!wait_tokens(gpu, stream, work))
+        return false;
+    if (failed(gpu->device, work)) /* while waiting here */
+        return true;
+    if (!begin(gpu, stream, work, stamps))
         return false;
     return run(gpu, stream, work, stamps);
 }

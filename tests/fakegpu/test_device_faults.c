@@ -1,0 +1,127 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The cuda device where GPUs lack something or fail, on doubles. The failing one comes last: a
+ * process cannot use its GPUs any more after that.
+ * ctest: label=cuda timeout=120
+ */
+#include "tests/fakegpu/device_kit.h"
+
+static int setup_without_memops(void **state)
+{
+    assert_true(alone_control("inject no-stream-memops"));
+    return kit_setup(state);
+}
+
+static int teardown_injection(void **state)
+{
+    int r = kit_teardown(state);
+
+    assert_true(alone_control("inject none"));
+    return r;
+}
+
+static void the_host_waits_where_streams_cannot(void **state)
+{
+    struct kit *kit = *state;
+    struct device_memory *memory = kit_arena(kit, 0, 4096);
+    struct device_wait wait = {&kit->client[0]->timeline[7], 1, 0};
+    struct device_signal signal = kit_signal(kit, 1, 0, 3);
+    const uint64_t before[] = {1, 2};
+
+    assert_non_null(strstr(kit->place_text, "no 64-bit stream memory operations"));
+    kit_enqueue(kit, 0, kit_item(kit, 1, memory, 1),
+                &(struct device_work){.ranks = 1, .waits = &wait, .wait_count = 1});
+    kit_enqueue(kit, 1, kit_item(kit, 2, NULL, 0), &(struct device_work){.ranks = 2});
+    kit_enqueue(kit, 2, kit_item(kit, 3, memory, 3),
+                &(struct device_work){.ranks = 3,
+                                      .wait_ops = before,
+                                      .wait_op_count = 2,
+                                      .signals = &signal,
+                                      .signal_count = 1});
+    assert_int_equal(kit_done(kit).op, 2);
+    kit_pause(kit);
+    assert_true(kit_quiet(kit));
+    kit_raise(kit, 0, 7, 1);
+    assert_int_equal(kit_done(kit).op, 1);
+    assert_int_equal(kit_done(kit).op, 3);
+    assert_int_equal(kit->engine[1]->op[0].value, 3);
+    kit_holds(kit, memory, 3);
+}
+
+static void the_host_s_waits_end_with_an_abort(void **state)
+{
+    struct kit *kit = *state;
+    struct device_wait wait = {&kit->client[0]->timeline[7], 1, 0};
+    struct device_done done;
+
+    for (uint64_t id = 1; id <= 6; id++)
+        kit_enqueue(kit, (int)(id % 3), kit_item(kit, id, NULL, 0),
+                    &(struct device_work){.ranks = 3, .waits = &wait, .wait_count = 1});
+    kit_pause(kit);
+    kit->ops->abort(kit->device, DEVICE_ALL_RANKS);
+    kit->ops->drain(kit->device);
+    for (uint64_t i = 1; i <= 6; i++) {
+        done = kit_done(kit);
+        assert_true(done.failed);
+    }
+    assert_int_equal(kit->runs, 0);
+    kit->ops->resume(kit->device);
+    kit_enqueue(kit, 0, kit_item(kit, 7, NULL, 0), &(struct device_work){.ranks = 3});
+    done = kit_done(kit);
+    assert_true(done.op == 7 && !done.failed);
+}
+
+/* An error that no call returns, while everything waits for a client: found by looking. */
+static void an_error_of_a_gpu_ends_the_device(void **state)
+{
+    struct kit *kit = *state;
+    struct device_wait wait = {&kit->client[0]->timeline[7], 1, 0};
+    struct device_signal signal = kit_signal(kit, 1, 0, 3);
+    uint64_t until_ns = kit_now_ns() + 30000000000u;
+    char text[GW_TEXT_MAX + 1] = "", line[64];
+    bool seen[4] = {false};
+    struct device_done done;
+
+    snprintf(line, sizeof(line), "inject sticky %d 1", (int)getpid());
+    assert_true(alone_control(line));
+    for (uint64_t id = 1; id <= 3; id++) {
+        struct device_work work = {.ranks = 3, .signals = &signal, .signal_count = 1};
+        if (id > 1) {
+            work.waits = &wait;
+            work.wait_count = 1;
+        }
+        kit_enqueue(kit, (int)id - 1, kit_item(kit, id, NULL, 0), &work);
+    }
+    while (!kit->ops->take_fault(kit->device, text) && kit_now_ns() < until_ns)
+        nanosleep(&(struct timespec){0, 1000000}, NULL);
+    assert_non_null(strstr(text, "GPU "));
+    assert_non_null(strstr(text, "CUDA_ERROR_"));
+    assert_false(kit->ops->take_fault(kit->device, text));
+    kit->ops->abort(kit->device, DEVICE_ALL_RANKS);
+    kit->ops->drain(kit->device);
+    while (kit->ops->take_done(kit->device, &done)) {
+        assert_true(done.failed && done.op <= 3 && !seen[done.op]);
+        seen[done.op] = true;
+    }
+    assert_true(seen[1] && seen[2] && seen[3]);
+    assert_int_equal(kit->engine[1]->op[0].value, 0);
+    assert_int_equal(kit->waits[1]->word[0], 0);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(the_host_waits_where_streams_cannot, setup_without_memops,
+                                        teardown_injection),
+        cmocka_unit_test_setup_teardown(the_host_s_waits_end_with_an_abort, setup_without_memops,
+                                        teardown_injection),
+        cmocka_unit_test_setup_teardown(an_error_of_a_gpu_ends_the_device, kit_setup, kit_teardown),
+    };
+
+    (void)argc;
+    if (!alone_inside())
+        return alone_run(argv, GPUS);
+    if (!kit_open())
+        return 1;
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
