@@ -3,7 +3,7 @@
  * The cuda device on doubles, by its table alone: order, tokens, signals, aborts, memory that a
  * second process maps, memory that a client brings. Faults have a program of their own
  * (test_device_faults.c), for they leave things behind.
- * ctest: label=cuda timeout=120
+ * ctest: label=cuda timeout=120 link=gw_device
  */
 #include "tests/fakegpu/device_kit.h"
 

@@ -2,7 +2,7 @@
 /*
  * The cuda device where GPUs lack something or fail, on doubles. The failing one comes last: a
  * process cannot use its GPUs any more after that.
- * ctest: label=cuda timeout=120
+ * ctest: label=cuda timeout=120 link=gw_device
  */
 #include "tests/fakegpu/device_kit.h"
 
