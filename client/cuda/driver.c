@@ -36,7 +36,7 @@ static int missing(const char *what)
     char text[GW_TEXT_MAX + 1];
 
     snprintf(text, sizeof(text),
-             "the NVIDIA driver has no %s; gradwire needs a driver for CUDA 12 or newer", what);
+             "the NVIDIA driver has no %s; gradwire needs a driver for CUDA 13 or newer", what);
     return gw_private_error(GW_E_NO_DEVICE, text);
 }
 
