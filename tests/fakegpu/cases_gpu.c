@@ -439,8 +439,8 @@ static void queues(void)
     for (int i = 0; i < 9; i++)
         streams[i] = stream_new();
     CUDA(cuStreamWaitValue64(streams[0], (CUdeviceptr)word, 1, CU_STREAM_WAIT_VALUE_GEQ));
-    CUDA(cudaMemsetAsync(device, 0, BYTES, streams[1]));
-    CUDA(cudaMemsetAsync(device, 0, BYTES, streams[8]));
+    CUDA(cudaMemsetAsync(device, 0, 64, streams[1]));
+    CUDA(cudaMemsetAsync(device + 16, 0, 64, streams[8]));
     EXPECT(until(stream_done, streams[1]));
     usleep(20000);
     EXPECT(cudaStreamQuery(streams[8]) == cudaErrorNotReady);

@@ -141,6 +141,26 @@ static void unordered(void)
     CUDA(cudaFreeHost((void *)word));
 }
 
+/* The same of a kernel whose ranges the server knows. */
+static void unordered_kernel(void)
+{
+    float *device = device_new(), *to = host_new(0);
+    volatile uint64_t *word;
+    cudaStream_t stream = held_stream(&word), other = stream_new(), third = stream_new();
+
+    CUDA(cuStreamWaitValue64(other, (CUdeviceptr)word, 1, CU_STREAM_WAIT_VALUE_GEQ));
+    CUDA(launch_fill(device, 1, COUNT, stream));
+    CUDA(cudaMemcpyAsync(to, device + COUNT - 1, 4, cudaMemcpyDeviceToHost, other));
+    CUDA(cuStreamWriteValue64(third, (CUdeviceptr)word, 1, 0));
+    CUDA(cudaDeviceSynchronize());
+    CUDA(cudaStreamDestroy(stream));
+    CUDA(cudaStreamDestroy(other));
+    CUDA(cudaStreamDestroy(third));
+    CUDA(cudaFree(device));
+    CUDA(cudaFreeHost(to));
+    CUDA(cudaFreeHost((void *)word));
+}
+
 static void unknown_kernel(void)
 {
     EXPECT(launch_unknown(NULL) == cudaErrorInvalidDeviceFunction);
@@ -264,6 +284,7 @@ const struct test_case cases_bad[] = {
     {"no_peer_access", no_peer_access}, {"read_only", read_only}, {"double_free", double_free},
     {"open_own", open_own}, {"never_recorded", never_recorded}, {"host_sync", host_sync},
     {"allocate_in_step", allocate_in_step}, {"unordered", unordered},
+    {"unordered_kernel", unordered_kernel},
     {"unknown_kernel", unknown_kernel}, {"call_in_hostfn", call_in_hostfn},
     {"wrong_device", wrong_device}, {"unmap_busy", unmap_busy},
     {"memop_address", memop_address}, {"no_memops", no_memops}, {"no_ipc", no_ipc},

@@ -3,6 +3,7 @@
  * The control socket's lines, one command each; the answer is "ok", "error TEXT", JSON, or lines:
  *   phase setup|step PID|all      in a step no call may block the host
  *   seed N | delay PERCENT        from now on
+ *   order on|off                  whether unordered accesses are looked for (on)
  *   inject oom N | ipc-open-fail N | sticky PID|all [N] | no-stream-memops | no-ipc
  *   inject nccl-... ARGS          of the NCCL part
  *   inject none                   ends injections
@@ -131,6 +132,8 @@ bool control_line(struct server *s, char *line, FILE *out)
         s->seed = number(first, 0);
     else if (!strcmp(command, "delay") && first)
         s->delay_percent = (uint32_t)number(first, 100);
+    else if (!strcmp(command, "order") && first)
+        s->order_off = !strcmp(first, "off");
     else if (!strcmp(command, "phase"))
         good = phase(s, first, rest);
     else if (!strcmp(command, "inject") && first && !strncmp(first, "nccl", 4))

@@ -9,6 +9,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <time.h>
 
 #include "tests/fakegpu/server_internal.h"
 
@@ -16,14 +17,29 @@ struct body {
     const struct op *op;
     void *to;
     const void *from;
-    uint64_t first, step, count; /* kernels: order of indices */
+    uint64_t first, step, count; /* kernels: order of indices; copies: random */
 };
 
+/* Now and then what is to be written is poison first, as long as a reader must not look yet; and
+ * the second half comes before the first. */
 static void body_copy(void *arg)
 {
     const struct body *body = arg;
+    uint64_t bytes = body->op->u.copy.bytes, half = bytes / 2;
+    char *to = body->to;
+    const char *from = body->from;
+    struct timespec nap = {.tv_nsec = (long)(body->step % 30000)};
 
-    memmove(body->to, body->from, body->op->u.copy.bytes);
+    if (to + bytes > from && from + bytes > to) {
+        memmove(to, from, bytes);
+        return;
+    }
+    if (body->first % 4 == 0 && bytes <= 1u << 20) {
+        memset(to, 0xff, bytes);
+        nanosleep(&nap, NULL);
+    }
+    memcpy(to + half, from + half, bytes - half);
+    memcpy(to, from, half);
 }
 
 static void body_fill(void *arg)
@@ -90,8 +106,8 @@ static void *resolve(struct server *s, const struct op *op, uint64_t address, ui
 static void run_copy(struct server *s, struct op *op)
 {
     struct process *p = op->stream->process;
-    struct body body = {.op = op};
-    uint64_t faulted = 1;
+    uint64_t random = random_of(s, 'B', op->id), faulted = 1;
+    struct body body = {.op = op, .first = random & 0xff, .step = random >> 8};
 
     body.to = resolve(s, op, op->u.copy.to, op->u.copy.bytes, true);
     body.from = resolve(s, op, op->u.copy.from, op->u.copy.bytes, false);
@@ -167,6 +183,7 @@ static void run_kernel(struct server *s, struct op *op)
         return;
     }
     check_argument(s, op);
+    kernel_ranges(s, op);
     /* Few enough that the CPU's caches like it. */
     while (body.count * 2 <= threads && body.count < 16)
         body.count *= 2;

@@ -96,6 +96,9 @@ void word_acquired(struct server *s, struct op *op, const struct map *map, uint6
                    uint64_t value);
 void order_op_done(struct server *s, const struct op *op);
 
+/* server_ranges.c: access_note for what is known of the kernel */
+void kernel_ranges(struct server *s, struct op *op);
+
 /* server_process.c */
 struct process *process_new(struct server *s, int fd, pid_t pid, int node);
 void process_gone(struct server *s, struct process *p);

@@ -290,17 +290,31 @@ static void on_event(struct server *s, struct connection *connection)
         drop(s, connection);
 }
 
+/* What processes have said comes before what is said of them: who has ended is seen to have. */
+static int round_of(struct server *s, int timeout_ms)
+{
+    struct epoll_event events[64];
+    int count = epoll_wait(epoll_fd, events, 64, timeout_ms);
+
+    pthread_mutex_lock(&s->lock);
+    for (int pass = 0; pass < 2; pass++)
+        for (int i = 0; i < count; i++) {
+            struct connection *connection = events[i].data.ptr;
+
+            if (connection && (connection->kind == CONTROL) == (pass == 1)) {
+                events[i].data.ptr = NULL;
+                on_event(s, connection);
+            }
+        }
+    pthread_mutex_unlock(&s->lock);
+    return count;
+}
+
 static void loop(struct server *s)
 {
-    struct epoll_event events[32];
-
-    while (!stopped) {
-        int count = epoll_wait(epoll_fd, events, 32, 1000);
-
-        pthread_mutex_lock(&s->lock);
-        for (int i = 0; i < count; i++)
-            on_event(s, events[i].data.ptr);
-        pthread_mutex_unlock(&s->lock);
+    while (!stopped)
+        round_of(s, 1000);
+    while (round_of(s, 0) > 0) {
     }
 }
 

@@ -177,7 +177,7 @@ static void report(struct server *s, const struct op *op, bool write, const stru
 void access_note(struct server *s, struct op *op, uint64_t address, uint64_t bytes, bool write)
 {
     const struct map *map = map_find(s, op->stream->process, address, bytes, true);
-    struct access_log *log = map && bytes ? log_of(map->phys->inode) : NULL;
+    struct access_log *log = map && bytes && !s->order_off ? log_of(map->phys->inode) : NULL;
     uint64_t from;
     struct access *access;
 

@@ -46,6 +46,7 @@ BAD = {
     "host_sync": ({"host_sync"}, ["phase step all"]),
     "allocate_in_step": ({"host_sync"}, ["phase step all"]),
     "unordered": ({"unordered"}, []),
+    "unordered_kernel": ({"unordered"}, []),
     "unknown_kernel": ({"unknown_kernel"}, []),
     "call_in_hostfn": ({"call_in_hostfn"}, []),
     "wrong_device": ({"wrong_device"}, []),
