@@ -48,7 +48,7 @@ struct cuda_gpu {
     uint8_t uuid[GW_GPU_BYTES];
     uint64_t reached; /* bit per rank: it may use that rank's memory; its own too */
     size_t granularity;
-    int64_t clock_ns; /* the GPU's clock + this = CLOCK_MONOTONIC */
+    _Atomic int64_t clock_ns; /* the GPU's clock + this = CLOCK_MONOTONIC */
     CUstream setup, later;
     struct cuda_track tracks[CUDA_LANES_MAX];
     pthread_t thread;
@@ -57,6 +57,9 @@ struct cuda_gpu {
     pthread_cond_t wake;
     struct cuda_item *head, *tail;
     bool busy; /* with an item, or looking after things */
+    /* How the GPU's clock drifts: from a part's end to its being told, the least of a window. */
+    int64_t told_least_ns, told_usual_ns; /* usual: the first window's */
+    uint64_t told_count, window_ns;       /* window_ns: when this window began */
     void (*idle)(void *arg, int gpu);
     void *idle_arg;
 };

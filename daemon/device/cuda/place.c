@@ -336,8 +336,10 @@ int cuda_place(struct device *device, uint32_t rank, const struct device_place *
         cuda_unplace(gpu);
         return r;
     }
+    pthread_mutex_lock(&of->lock);
     gpu->placed = true;
     of->placed |= UINT64_C(1) << rank;
+    pthread_mutex_unlock(&of->lock);
     if (!gpu->memops)
         snprintf(text, GW_TEXT_MAX + 1,
                  "GPU %d has no 64-bit stream memory operations: the engine waits for clients on "
