@@ -2,6 +2,8 @@
 """Fixtures of all tests with real processes: a gradwired of their own, in a directory of its own.
 
 After each test nothing may be left: no process, no socket, no entry; that is part of every test.
+With $GW_TEST_DEVICE=cuda every test also has GPUs of its own (fakegpus.py), runs under several
+seeds of theirs, and fails when they saw a rule broken or something left.
 """
 import contextlib
 import json
@@ -13,8 +15,12 @@ import socket
 import subprocess
 import tempfile
 import time
+import zlib
 
 import pytest
+
+import fakegpus
+from gw import on_cuda
 
 BUILD = pathlib.Path(os.environ.get("GRADWIRE_BUILD", "build/release")).resolve()
 SLOWER = int(os.environ.get("GW_TEST_SLOWER", "1"))
@@ -23,6 +29,78 @@ HERE = pathlib.Path(__file__).resolve().parent
 GRADWIRED = BUILD / "daemon/supervisor/gradwired"
 GWCTL = BUILD / "client/ctl/gwctl"
 ENGINE = BUILD / "daemon/engine/gradwire-engine"
+PLUGINS = BUILD / "daemon/engine"  # the directory of gradwire-cuda.so
+
+
+# Jobs of one test may meet on a GPU, but where leases are what is tested.
+CONFIG = "[job]\nlinger = 0\n" + ("gpu_sharing = on\n" if on_cuda() else "")
+
+SEEDS = int(os.environ.get("GW_CUDA_SEEDS", "5"))  # of each test function, at least
+
+
+# ---- GPUs ----------------------------------------------------------------------------------------
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "host_only(why): not run with $GW_TEST_DEVICE=cuda")
+    config.addinivalue_line("markers", "cuda_only: run with $GW_TEST_DEVICE=cuda alone")
+    config.addinivalue_line("markers", "gpus(n, *options): GPUs, and options of their server")
+    config.addinivalue_line("markers", "seeds(n): of each of its parameters")
+
+
+def pytest_collection_modifyitems(config, items):
+    other = "host_only" if on_cuda() else "cuda_only"
+    left_out = [item for item in items if item.get_closest_marker(other)]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker(other)]
+
+
+def pytest_generate_tests(metafunc):
+    """Deals SEEDS seeds over a function's parameters, at least one to each."""
+    if not on_cuda():
+        return
+    own = metafunc.definition.get_closest_marker("seeds")
+    parameters = 1
+    for mark in metafunc.definition.iter_markers("parametrize"):
+        parameters *= max(len([v for v in mark.args[1] if not any(
+            m.name == "host_only" for m in getattr(v, "marks", ()))]), 1)
+    count = own.args[0] if own else -(-SEEDS // parameters)
+    metafunc.parametrize("gpus", range(count), indirect=True, ids=[f"s{k}" for k in range(count)])
+
+
+@pytest.fixture(autouse=True)
+def gpus(request, record_property):
+    """fakegpus.FakeGpus of this test, in the environment of all that it starts; None on the host."""
+    if not on_cuda():
+        yield None
+        return
+    mark = request.node.get_closest_marker("gpus")
+    count, *options = mark.args if mark else (8,)
+    seed = int(os.environ.get("GW_CUDA_SEED") or zlib.crc32(request.node.nodeid.encode()) % 1000000)
+    fake = fakegpus.FakeGpus(count, seed, options)
+    print(f"GPUs with seed {seed} (GW_CUDA_SEED={seed} repeats them)")
+    before = os.environ.get("FAKEGPU_SOCKET")
+    os.environ["FAKEGPU_SOCKET"] = str(fake.socket)
+    record_property("seed", seed)
+    try:
+        yield fake
+        fake.check()
+    finally:
+        fake.kill()
+        if before is None:
+            del os.environ["FAKEGPU_SOCKET"]
+        else:
+            os.environ["FAKEGPU_SOCKET"] = before
+
+
+# ---- gradwired -----------------------------------------------------------------------------------
+
+
+def device_args(device=None):
+    """gradwired's options for the tests' device."""
+    device = device or os.environ.get("GW_TEST_DEVICE", "host")
+    return ["--device", device] + (["--plugins", str(PLUGINS)] if device == "cuda" else [])
 
 
 def until(condition, timeout=20, what="the condition"):
@@ -226,9 +304,10 @@ def daemon(runtime_dir):
     if not ENGINE.exists():
         pytest.skip(f"{ENGINE} is not built")
     config = runtime_dir.with_name(runtime_dir.name + ".conf")
-    config.write_text("[job]\nlinger = 0\n")
+    config.write_text(CONFIG)
     try:
-        with serving(Daemon(runtime_dir, args=["--config", str(config)])) as d:
+        args = ["--config", str(config), *device_args()]
+        with serving(Daemon(runtime_dir, args=args)) as d:
             yield d
     finally:
         config.unlink(missing_ok=True)

@@ -2,6 +2,7 @@
 """A rank's GPU for gw.py, through the driver API (libcuda.so.1: real, or the double of
 tests/fakegpu): context, stream, and memory that reads and writes like a list of floats.
 """
+import contextlib
 import ctypes as C
 import os
 import struct
@@ -45,15 +46,28 @@ class Gpu:
         self.call = call
         self.library = C.CDLL(os.environ.get("GRADWIRE_CUDA_LIB") or os.path.join(
             os.environ["GRADWIRE_BUILD"], "client/cuda/libgradwire-cuda.so"), C.RTLD_GLOBAL)
+        self.library.gw_cuda_device_free.argtypes = [C.c_void_p]
         self.do("cuInit", 0)
         count, context = C.c_int(), C.c_void_p()
         self.do("cuDeviceGetCount", C.byref(count))
         self.ordinal = rank % count.value
         self.do("cuDevicePrimaryCtxRetain", C.byref(context), self.ordinal)
         self.do("cuCtxSetCurrent", context)
+        self.streams = []
         self.stream = self.new_stream()
         self.device = C.c_void_p()
         self.gradwire("gw_cuda_device_new", self.ordinal, C.byref(self.device))
+
+    def close(self):
+        """The orderly end of this process's use: what the doubles still find then is a leak."""
+        self.sync()
+        for stream in self.streams:
+            self.do("cuStreamDestroy_v2", stream)
+        self.library.gw_cuda_device_free(self.device)
+        self.do("cuDevicePrimaryCtxRelease_v2", self.ordinal)
+        with contextlib.suppress(AttributeError):  # the real driver needs no word
+            # struct fg_request: kind FG_BYE
+            self.cuda.fg_call(struct.pack("=II6QII", 2, 0, 0, 0, 0, 0, 0, 0, 0, 0), None, None)
 
     def do(self, name, *args):
         error = getattr(self.cuda, name)(*args)
@@ -69,6 +83,7 @@ class Gpu:
     def new_stream(self):
         stream = C.c_void_p()
         self.do("cuStreamCreate", C.byref(stream), NON_BLOCKING)
+        self.streams.append(stream)
         return stream
 
     def attach(self, job):

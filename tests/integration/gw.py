@@ -132,6 +132,7 @@ def library():
 
 LIB = None
 GPU = None  # of this process, with $GW_TEST_DEVICE=cuda
+OPEN = set()  # jobs of this process
 
 
 def on_cuda():
@@ -149,6 +150,12 @@ def move(to, address, nbytes):
         GPU.put(to.address, C.string_at(address, nbytes))
     else:
         C.memmove(to, address, nbytes)
+
+
+def fill(to, count, value):
+    """`count` times the value, or a list of values, into what acquire() or spans() gave."""
+    values = (C.c_float * count)(*(value if isinstance(value, list) else [value] * count))
+    move(to, values, 4 * count)
 
 
 def raw(values, count):
@@ -206,12 +213,14 @@ class Job:
                 call("gw_job_id_save", C.byref(self.id()), id_path.encode())
         else:
             call("gw_job_join", C.byref(o), C.byref(job_id), C.byref(self.handle))
+        OPEN.add(self)
         if GPU:
             GPU.attach(self.handle)
 
     def close(self):
         if self.handle:
             LIB.gw_job_close(self.handle)
+            OPEN.discard(self)
         self.handle = C.c_void_p()
 
     def id(self):
@@ -410,7 +419,10 @@ def tree_sum(values):
 def _rank_main(pipe, env, fn, args):
     os.environ.update(env)
     try:
-        pipe.send(("ok", fn(*args)))
+        result = ("ok", fn(*args))
+        if GPU and not OPEN:  # what is left of it now is a leak
+            GPU.close()
+        pipe.send(result)
     except Error as e:
         pipe.send(("error", (e.name, e.text)))
     except BaseException:
