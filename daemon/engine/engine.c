@@ -128,9 +128,6 @@ static void on_completed(uv_async_t *async)
     if (!engine->job || engine->ending)
         return;
     engine_fault(engine, job_completions(engine->job, now_ns()));
-    /* A broken device is never used again: the next job of these ranks has another engine. */
-    if (job_device_lost(engine->job))
-        engine->linger_ns = 0;
     engine_after(engine);
 }
 
@@ -150,6 +147,26 @@ static void on_linger(void *owner)
 
     log_line("no client: ending");
     engine_stop(engine, GW_E_ENGINE_LOST, "the job has ended");
+}
+
+static void on_lost(void *owner)
+{
+    struct engine *engine = owner;
+
+    engine_stop(engine, GW_E_DEVICE, job_device_lost(engine->job));
+}
+
+/* A broken device is never used again: the next job of these ranks has another engine. This one
+ * stays for a while, so that who comes hears why. */
+static void end_with_device(struct engine *engine)
+{
+    if (engine->device_lost)
+        return;
+    engine->device_lost = true;
+    engine->linger_ns = 0;
+    alarm_set(engine->lost, ENGINE_LOST_NS);
+    if (engine->session_count == 0)
+        engine_check_linger(engine);
 }
 
 static void on_signal(uv_signal_t *handle, int number)
@@ -194,9 +211,13 @@ void engine_after(struct engine *engine)
     if (engine->ending)
         return;
     session_tell_events(engine);
+    if (engine->job && job_device_lost(engine->job))
+        end_with_device(engine);
+    if (engine->ending)
+        return;
     if (engine->fault) {
         stop_by_fault(engine);
-    } else if (engine->end_soon) {
+    } else if (engine->end_soon && !engine->device_lost) {
         engine_stop(engine, GW_E_ENGINE_LOST, "the job has ended: not all ranks came back");
     } else if (engine->job) {
         arm_deadline(engine);
@@ -294,6 +315,7 @@ struct engine *engine_free(struct engine *engine)
         stats_end(engine);
         alarm_free(engine->deadline);
         alarm_free(engine->linger);
+        alarm_free(engine->lost);
         uv_walk(engine->loop, close_handle, NULL);
         (void)uv_run(engine->loop, UV_RUN_DEFAULT);
         int r = uv_loop_close(engine->loop);
@@ -338,6 +360,8 @@ static int start_loop(struct engine *engine)
     r = alarm_new(engine->loop, on_deadline, engine, &engine->deadline);
     if (r == 0)
         r = alarm_new(engine->loop, on_linger, engine, &engine->linger);
+    if (r == 0)
+        r = alarm_new(engine->loop, on_lost, engine, &engine->lost);
     return r;
 }
 

@@ -42,6 +42,7 @@
 #define ENGINE_FIRST_NS 30000000000ull /* a client must come by then, or join by then */
 #define ENGINE_SESSIONS_MAX (2u * GW_RANKS_MAX + 32u)
 #define ENGINE_PACKETS_PER_TURN 64u /* of one client, then others have their turn */
+#define ENGINE_LOST_NS 10000000000ull /* after a device failed: for clients to see it, and to go */
 #define ENGINE_STATS_NS 50000000ull
 
 struct engine_options {
@@ -77,6 +78,7 @@ struct engine {
     struct session *joiner;              /* while the core handles its JOIN */
     uint64_t linger_ns;
     bool end_soon; /* the core said END */
+    bool device_lost;
     int fault;
     bool ending;
     int exit_code;
@@ -85,6 +87,7 @@ struct engine {
     uv_signal_t signals[2];
     struct alarm *deadline; /* the core's */
     struct alarm *linger;
+    struct alarm *lost; /* set when the device has failed */
     struct alarm *stats_due;
 
     struct watch *channel;

@@ -78,6 +78,13 @@ class Engine:
         else:
             write_stats(self.page, len(self.clients))
 
+    def lease(self, text):
+        """Asks for a GPU of that name: "lease CODE DESCRIPTORS TEXT"."""
+        self.channel.send(wire.frame("LEASE_GET", 0, {1: text.removeprefix("lease ")}))
+        answer = self.channel.receive()
+        code = wire.unzigzag(answer.number(1))
+        return f"lease {code} {len(answer.fds)} {answer.text(3)}"
+
     def on_channel(self):
         try:
             message = self.channel.receive(0)
@@ -111,6 +118,9 @@ class Engine:
             self.clients.remove(client)
             self.alone_since = time.monotonic()
             self.show()
+            return
+        if message.type == "DONE" and message.text(2).startswith("lease "):
+            client.send(wire.frame("DONE", message.request, {1: 0, 2: self.lease(message.text(2))}))
             return
         text = f"uid={os.getuid()} gid={os.getgid()} groups={sorted(os.getgroups())}"
         client.send(wire.frame("DONE", message.request, {1: 0, 2: text}))

@@ -30,7 +30,7 @@ PARAMS, GRADS, STAGING, BUFFER = 1, 2, 9, 11
 class Engine:
     """One engine process, started as gradwired starts it."""
 
-    def __init__(self, directory, linger_s=30.0, memory_max=0):
+    def __init__(self, directory, linger_s=30.0, memory_max=0, args=(), env=None):
         self.entry = directory / "engines" / "new-abcdef"
         self.entry.mkdir(parents=True)
         self.log_path = directory / "log"
@@ -50,8 +50,8 @@ class Engine:
                 [str(ENGINE), "--channel-fd", str(fds[0]), "--listen-fd", str(fds[1]),
                  "--lock-fd", str(lock), "--stats-fd", str(self.stats_fd),
                  "--owner-uid", str(os.getuid()), "--linger-ns", str(int(linger_s * 1e9)),
-                 "--memory-max-bytes", str(memory_max)],
-                pass_fds=fds, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+                 "--memory-max-bytes", str(memory_max), *args],
+                env=dict(os.environ, **(env or {})), pass_fds=fds, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         os.close(lock)
         theirs.close()
         listener.close()

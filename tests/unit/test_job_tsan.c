@@ -461,7 +461,12 @@ static void bench_start(struct bench *bench, uint32_t stage)
         .device_ops = &device_host,
         .fabric_ops = &fabric_local,
         .world = WORLD,
-        .callbacks = {on_reply, on_drop, on_failed, on_report, on_end, bench}};
+        .callbacks = {.reply = on_reply,
+                      .drop = on_drop,
+                      .failed = on_failed,
+                      .report = on_report,
+                      .end = on_end,
+                      .user = bench}};
 
     memset(bench, 0, sizeof(*bench));
     bench->stage = stage;
