@@ -56,6 +56,7 @@ const uint8_t *kit_uuid(uint32_t rank);
 int kit_setup(void **state);
 int kit_teardown(void **state);
 uint64_t kit_now_ns(void);
+/* "step": no call of this process may block now; "setup". Works are enqueued in steps. */
 void kit_phase(const char *name);
 
 struct device_memory *kit_arena(struct kit *kit, uint32_t rank, size_t bytes);

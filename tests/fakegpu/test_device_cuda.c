@@ -211,6 +211,7 @@ static void a_device_is_freed_in_the_middle_of_works(void **state)
     for (uint64_t id = 1; id <= 5; id++)
         kit_enqueue(kit, (int)(id % 3), kit_item(kit, id, NULL, 0),
                     &(struct device_work){.ranks = 3, .waits = &wait, .wait_count = 1});
+    kit_phase("setup");
     kit->device = kit->ops->device_free(kit->device);
     assert_null(kit->device);
     assert_int_equal(kit->released, 5);
@@ -297,6 +298,7 @@ static void a_client_brings_its_own_memory(void **state)
     assert_null(kit->ops->memory_free(kit->device, second));
     kit_enqueue(kit, 0, kit_item(kit, 2, first, 0x33333333), &(struct device_work){.ranks = 2});
     assert_int_equal(kit_done(kit).op, 2);
+    kit_phase("setup");
     assert_null(kit->ops->memory_free(kit->device, first));
     kit_client_end(kit); /* it has looked */
 }
