@@ -215,6 +215,19 @@ static int stream_raise(struct gw_device *device, void *stream, uint64_t address
                                  : driver_error(GW_E_DEVICE, error, "a mark in the job's stream");
 }
 
+/* Host memory is unknown to the driver, or registered. */
+static bool on_device(struct gw_device *device, const void *base)
+{
+    CUmemorytype type = 0;
+    CUresult error = enter(device);
+
+    if (error != CUDA_SUCCESS)
+        return false;
+    error = cu.cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address_of(base));
+    leave();
+    return error == CUDA_SUCCESS && type == CU_MEMORYTYPE_DEVICE;
+}
+
 static int copy(struct gw_device *device, void *stream, void *to, const void *from, size_t bytes)
 {
     CUresult error = enter(device);
@@ -298,6 +311,7 @@ static const struct gw_device_ops ops = {
     .stream_free = stream_free,
     .stream_wait = stream_wait,
     .stream_raise = stream_raise,
+    .on_device = on_device,
     .copy = copy,
     .host_new = host_new,
     .host_free = host_free,

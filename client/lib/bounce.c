@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Copies of the caller's host memory to the device, in the job's stream, so that the caller may use
- * it again at once: by pinned memory of ours, for a driver's own copy of pageable memory may wait
- * for the stream. Any thread; waits only until a half of that memory has left it.
+ * Copies of the caller's memory to the job's, in the job's stream. Host memory may be used again at
+ * once: it goes by pinned memory of ours, for a driver's own copy of pageable memory may wait for
+ * the stream. Any thread; waits only until a half of that memory has left it.
  */
 #include <string.h>
 
@@ -50,6 +50,8 @@ int bounce_copy_in(gw_job *job, void *to, const void *from, size_t bytes, int64_
 {
     int r;
 
+    if (job->device->ops->on_device(job->device, from))
+        return job->device->ops->copy(job->device, order_stream(job), to, from, bytes);
     pthread_mutex_lock(&job->order.bounce.lock);
     r = make(job);
     for (size_t done = 0; done < bytes && r == 0;) {

@@ -177,6 +177,10 @@ static int take_welcome(gw_job *job, struct reply *reply)
     job->channel.failure = &job->engine->error;
     job->doorbell = reply->fds[2]; /* stays listed for forks */
     reply->fd_count = 2;
+    if (job->device) {
+        job->client_fd = reply->fds[0]; /* likewise */
+        reply->fds[0] = -1;
+    }
     return 0;
 }
 

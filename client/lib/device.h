@@ -50,6 +50,8 @@ struct gw_device_ops {
      * all that came before being visible then. */
     int (*stream_wait)(struct gw_device *device, void *stream, uint64_t address, uint64_t value);
     int (*stream_raise)(struct gw_device *device, void *stream, uint64_t address, uint64_t value);
+    /* Whether `base` lies on a GPU. */
+    bool (*on_device)(struct gw_device *device, const void *base);
     /* Between places on the device, or from host_new's memory to it. */
     int (*copy)(struct gw_device *device, void *stream, void *to, const void *from, size_t bytes);
     /* Host memory that copies need not wait for. */

@@ -126,7 +126,7 @@ static int job_new(struct gw_device *device, gw_job **ret_job)
 
     if (!job)
         return err_set(GW_E_NOMEM, "no memory for a job's handle");
-    job->doorbell = job->event = job->epoll = -1;
+    job->doorbell = job->client_fd = job->event = job->epoll = -1;
     job->debug_guard = debug && !strcmp(debug, "guard") && !device; /* pages of the host */
     job->dropped_edges = edges_from_environment();
     job->groups = calloc(GW_GROUPS_MAX, sizeof(*job->groups));
@@ -206,6 +206,7 @@ gw_job *gw_job_close(gw_job *job)
     order_deinit(job);
     channel_deinit(&job->channel);
     fork_fd_close(&job->guard, &job->doorbell);
+    fork_fd_close(&job->guard, &job->client_fd);
     map_free(&job->client_map);
     map_free(&job->engine_map);
     split_deinit(&job->split);

@@ -66,6 +66,7 @@ struct gw_job {
     struct gw_client_page *page;
     const struct gw_engine_page *engine;
     int doorbell;
+    int client_fd; /* of the client page, until a device has it; -1 */
     struct channel channel;
     atomic_uint timelines; /* own ones handed out */
     struct split split;    /* has its own lock */

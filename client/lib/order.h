@@ -86,8 +86,8 @@ struct order_ops {
     int (*settle)(gw_job *job, int64_t deadline);
     /* Where fetch `value` of the slot's unit lies. GW_E_AGAIN (no text): cannot be said yet. */
     int (*place)(gw_job *job, const struct gw_shm_slot *slot, uint64_t value, uint64_t *ret_offset);
-    /* The caller's host memory into the job's; it may be used again then. GW_E_TIMEOUT as above.
-     * Not under job->lock. */
+    /* The caller's memory into the job's; then host memory may be used again, and a device's in the
+     * stream. GW_E_TIMEOUT as above. Not under job->lock. */
     int (*copy_in)(gw_job *job, void *to, const void *from, size_t bytes, int64_t deadline);
     /* A READY entry is about to be batched. */
     void (*declared)(gw_job *job);

@@ -423,6 +423,7 @@ int order_start(gw_job *job, int fd)
     if (r == 0)
         r = job->device->ops->page_add(job->device, job->client_map.base, job->client_map.bytes,
                                        &order->client_address);
+    fork_fd_close(&job->guard, &job->client_fd);
     if (r < 0)
         return r;
     pthread_mutex_lock(&order->lock);

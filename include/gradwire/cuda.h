@@ -19,8 +19,9 @@
  *    other ranks have made their calls, never for a GPU.
  * So a step needs no host synchronization at all.
  *
- * Host memory given to gw_grad_put_sync is copied through pinned memory in the job's stream and may
- * be used again at once; gw_param_write_sync and gw_param_read_sync move values to and from host
+ * gw_grad_put_sync copies in the job's stream, from memory of the GPU, which may be written again
+ * behind it in that stream, or from host memory, which goes through pinned memory of the library's
+ * and may be written again at once. gw_param_write_sync and gw_param_read_sync move values to and from host
  * memory, after everything on the job's stream. Views are not write-protected, and
  * GRADWIRE_DEBUG=guard guards nothing: both are for host memory.
  *

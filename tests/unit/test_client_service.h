@@ -84,6 +84,7 @@ static struct {
     /* the device's */
     uint8_t *pages[3]; /* ops, client, board */
     unsigned page_count, mapped, streams;
+    const void *device_memory; /* of the caller's */
 } sv;
 
 /* ---- lines ----------------------------------------------------------------------------------- */
@@ -258,6 +259,12 @@ static int sv_stream_raise(struct gw_device *device, void *stream, uint64_t addr
     return 0;
 }
 
+static bool sv_on_device(struct gw_device *device, const void *base)
+{
+    (void)device;
+    return base == sv.device_memory;
+}
+
 static int sv_copy(struct gw_device *device, void *stream, void *to, const void *from, size_t bytes)
 {
     (void)device;
@@ -304,6 +311,7 @@ static const struct gw_device_ops sv_ops = {
     .stream_free = sv_stream_free,
     .stream_wait = sv_stream_wait,
     .stream_raise = sv_stream_raise,
+    .on_device = sv_on_device,
     .copy = sv_copy,
     .host_new = sv_host_new,
     .host_free = sv_host_free,

@@ -212,7 +212,7 @@ static void further_producers_have_tokens(void **state)
     sv_close(job);
 }
 
-static void host_memory_is_copied_in_the_stream(void **state)
+static void gradients_are_copied_in_the_stream(void **state)
 {
     struct gw_zero_options options = {.bucket_bytes = 16};
     float values[4] = {1, 2, 3, 4}, *at;
@@ -226,6 +226,10 @@ static void host_memory_is_copied_in_the_stream(void **state)
     assert_int_equal(gw_step_end(job, NULL), 0);
     at = acquire(job, 0);
     assert_float_equal(at[3], 4, 0);
+    sv_lines();
+    sv.device_memory = values; /* memory of the GPU goes straight */
+    assert_int_equal(gw_grad_put_sync(job, 0, values, 0, 5000000000ll), 0);
+    sv_expect("copy s0 16\nraise s0 t0 = 4\nREADY p0.0 slot -1 t0=4\n");
     sv_close(job);
 }
 
@@ -348,7 +352,7 @@ int main(void)
         cmocka_unit_test(what_a_wait_depends_on_is_sent_before),
         cmocka_unit_test(a_new_stream_takes_over),
         cmocka_unit_test(further_producers_have_tokens),
-        cmocka_unit_test(host_memory_is_copied_in_the_stream),
+        cmocka_unit_test(gradients_are_copied_in_the_stream),
         cmocka_unit_test(an_update_is_ordered_in_streams),
         cmocka_unit_test(a_units_place_is_known_before_its_values),
         cmocka_unit_test(values_move_when_streams_are_done),
