@@ -151,7 +151,7 @@ trap 'exit 143' TERM HUP
 # The doubles' server, and for all that follows the libraries that ask it.
 start_gpus() {
     local double=$build/tests/fakegpu
-    export FAKEGPU_SOCKET=$work/gpus
+    export FAKEGPU_SOCKET=$work/gpus CUDA_FAKEGPU_SOCKET=$work/gpus # also for root's engines
     export FAKEGPU_KERNELS=$build/lib/libgw_kernels-cpu.so:$build/lib/libcharlm_kernels-cpu.so
     "$double/fakegpu" --gpus "$ranks" --socket "$FAKEGPU_SOCKET" --report "$work/gpus.json" \
         2>"$work/gpus.log" &

@@ -80,18 +80,16 @@ def gpus(request, record_property):
     seed = int(os.environ.get("GW_CUDA_SEED") or zlib.crc32(request.node.nodeid.encode()) % 1000000)
     fake = fakegpus.FakeGpus(count, seed, options)
     print(f"GPUs with seed {seed} (GW_CUDA_SEED={seed} repeats them)")
-    before = os.environ.get("FAKEGPU_SOCKET")
-    os.environ["FAKEGPU_SOCKET"] = str(fake.socket)
     record_property("seed", seed)
     try:
-        yield fake
+        with pytest.MonkeyPatch.context() as patch:
+            # The second name is for engines of a gradwired that is root's.
+            patch.setenv("FAKEGPU_SOCKET", str(fake.socket))
+            patch.setenv("CUDA_FAKEGPU_SOCKET", str(fake.socket))
+            yield fake
         fake.check()
     finally:
         fake.kill()
-        if before is None:
-            del os.environ["FAKEGPU_SOCKET"]
-        else:
-            os.environ["FAKEGPU_SOCKET"] = before
 
 
 # ---- gradwired -----------------------------------------------------------------------------------

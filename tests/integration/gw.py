@@ -419,14 +419,15 @@ def tree_sum(values):
 def _rank_main(pipe, env, fn, args):
     os.environ.update(env)
     try:
-        result = ("ok", fn(*args))
-        if GPU and not OPEN:  # what is left of it now is a leak
-            GPU.close()
-        pipe.send(result)
+        pipe.send(("ok", fn(*args)))
     except Error as e:
         pipe.send(("error", (e.name, e.text)))
     except BaseException:
         pipe.send(("raised", traceback.format_exc()))
+    if GPU and OPEN:
+        os._exit(0)  # as if it had died: what is left is no leak
+    if GPU:
+        GPU.close()
 
 
 class Ranks:
