@@ -17,6 +17,7 @@ PLUGIN = BUILD / "daemon/engine/gradwire-cuda.so"
 PROGRAM = HERE / "fault_cases"
 SEEDS = [1, 2, 3]
 GPUS = 3
+DELAY_PERCENT = "2000"  # mistakes of order need somebody to be slow
 
 FAULTS = [(name, case, rules.split()) for name, case, rules in re.findall(
     r'FAULT\((\w+), (\w+),\s*"[^"]*",\s*"([^"]*)"\)', (SOURCE / "faults.def").read_text())]
@@ -29,6 +30,7 @@ pytestmark = pytest.mark.skipif(not (PROGRAM.exists() and PLUGIN.exists()),
 def run(tmp_path, case, seed, plant=None):
     """Exit code, stderr, report."""
     gpu = FakeGpu(tmp_path, GPUS, seed)
+    gpu.control("delay", DELAY_PERCENT)
     env = {"GRADWIRE_PLANT": plant} if plant else {}
     try:
         done = gpu.run([PROGRAM, PLUGIN, case], **env)

@@ -445,6 +445,12 @@ void cuda_issuer_stop(struct cuda_gpu *gpu)
 
 void cuda_issuer_push(struct cuda_gpu *gpu, struct cuda_item *item)
 {
+    if (planted("order_swapped") && gpu->rank == 1 && gpu->head &&
+        gpu->head->kind == CUDA_ITEM_PART && item->kind == CUDA_ITEM_PART) {
+        item->next = gpu->head;
+        gpu->head = item;
+        return;
+    }
     item->next = NULL;
     if (gpu->tail)
         gpu->tail->next = item;

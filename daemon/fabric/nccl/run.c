@@ -4,6 +4,7 @@
  * Issuing threads; parts of one op run at the same time and only read it. Counts what it moved.
  */
 #include "daemon/device/cuda/driver.h"
+#include "daemon/device/cuda/plant.h"
 #include "daemon/fabric/nccl/nccl.h"
 
 void nccl_check(struct nccl_part *part, int code, const char *call)
@@ -127,6 +128,11 @@ void nccl_run(void *arg, void *native)
 
     if (atomic_load_explicit(&op->world->aborted, memory_order_acquire))
         return;
+    if (planted("memory_in_step") && own->rank == 0) {
+        void *base = NULL;
+        (void)cuda_scratch_new(own->device, own->rank, 1, &base);
+        cuda_scratch_free(own->device, own->rank, base);
+    }
     run_part(&part);
     if (!part.failed)
         figures_count(&fabric->counters, &op->op, op->ring_bytes, own->rank, part.moved);
