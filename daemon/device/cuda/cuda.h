@@ -104,6 +104,7 @@ struct cuda_raised {
 };
 
 struct cuda_device {
+    struct cuda_device *left; /* the next that was left as it is */
     struct device_config config;
     struct cuda_gpu gpus[GW_RANKS_MAX];
     struct cuda_stream streams[CUDA_LANES_MAX];

@@ -317,6 +317,9 @@ static void free_all(struct cuda_device *device)
     free(device);
 }
 
+/* Broken devices, which stay until the process ends. */
+static struct cuda_device *left;
+
 static struct device *device_free(struct device *device)
 {
     struct cuda_device *of = cuda_of(device);
@@ -334,6 +337,8 @@ static struct device *device_free(struct device *device)
     if (cuda_is_broken(of)) {
         while (take_done(device, &done))
             ;
+        of->left = left;
+        left = of;
         return NULL;
     }
     for (uint32_t rank = 0; rank < GW_RANKS_MAX; rank++)

@@ -183,6 +183,8 @@ bool cuda_ledger_give_up(struct cuda_ledger *ledger, uint64_t now_ns)
         told->told = true;
         work->told = true;
         unlink_work(ledger, work);
+        work->next = ledger->given_up;
+        ledger->given_up = work;
         put_done(ledger, told);
     }
     return true;

@@ -67,6 +67,7 @@ struct cuda_ledger {
     uint32_t lane_count;
     uint32_t unfinished; /* works */
     struct cuda_work *done_head, *done_tail;
+    struct cuda_work *given_up; /* kept for GPUs that come back */
 };
 
 /* A copy, arrays included. parts: not 0. */
