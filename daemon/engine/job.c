@@ -220,6 +220,22 @@ static int effect_joined(struct job *job, uint64_t now_ns, const struct core_eff
     return 0;
 }
 
+/* The core has agreed: no op it knows of uses the buffer. Memory of the client's own is closed before
+ * the answer, for the client may free it then; also after a failure, whose works are ended first. */
+static void free_buffer(struct job *job, uint32_t rank, uint32_t id, bool agreed)
+{
+    const struct device_memory *memory = arenas_get(job->arenas, GW_ARENA_BUFFER, (int)rank, id);
+    bool imported = memory && memory->fd < 0;
+
+    if (!agreed && !(imported && job->failed))
+        return;
+    if (!agreed)
+        job->config.device_ops->drain(job->config.device);
+    arenas_drop(job->arenas, GW_ARENA_BUFFER, (int)rank, id,
+                imported ? 0 : job_last_unfinished(job));
+    collect(job);
+}
+
 static void effect_reply(struct job *job, const struct core_effect *effect)
 {
     const struct wire_msg *reply = &effect->reply;
@@ -229,12 +245,13 @@ static void effect_reply(struct job *job, const struct core_effect *effect)
         build_reply_sealed(job, effect);
         return;
     }
-    /* The core has agreed to free a buffer: no op it knows of uses it. */
-    if (reply->type == WIRE_DONE && reply->u.done.code == 0 && request &&
-        request->type == WIRE_BUFFER_FREE && effect->rank == job->request_rank &&
-        reply->request == request->request)
-        arenas_drop(job->arenas, GW_ARENA_BUFFER, (int)effect->rank, request->u.buffer_free.buffer,
-                    job_last_unfinished(job));
+    /* Ops may follow at once. Should it fail here, the first of them tries again. */
+    if (reply->type == WIRE_GROUP_MADE && request && request->type == WIRE_GROUP_NEW)
+        (void)job->config.fabric_ops->group(job->fabric, request->u.group_new.ranks,
+                                            request->u.group_new.count);
+    if (reply->type == WIRE_DONE && request && request->type == WIRE_BUFFER_FREE &&
+        effect->rank == job->request_rank && reply->request == request->request)
+        free_buffer(job, effect->rank, request->u.buffer_free.buffer, reply->u.done.code == 0);
     job_reply(job, effect->rank, reply, NULL, 0);
 }
 
