@@ -150,6 +150,25 @@ static void unlink_buffer(gw_job *job, const struct gw_buffer *buffer)
     }
 }
 
+/* Of a failed job too, the engine closes the caller's memory before it answers, whatever the answer;
+ * an engine that is gone holds nothing. GW_E_BUSY: it has not answered. */
+static int close_import(gw_job *job, uint32_t id)
+{
+    struct reply reply = {0};
+    struct wire_msg msg;
+    int r;
+
+    memset(&msg, 0, sizeof(msg));
+    msg.type = WIRE_BUFFER_FREE;
+    msg.u.buffer_free.buffer = id;
+    r = channel_request(&job->channel, &msg, WIRE_DONE, CHANNEL_PARK_NONE,
+                        clock_deadline(job->timeout_ns), &reply);
+    reply_free(&job->channel, &reply);
+    if (r == GW_E_TIMEOUT && atomic_load(&job->engine->error) != GW_E_TIMEOUT)
+        return err_set(GW_E_BUSY, "the engine of the failed job still holds the memory");
+    return 0;
+}
+
 /* The engine may hear of a finished op a little after its token has risen. */
 static int tell_free(gw_job *job, uint32_t id)
 {
@@ -170,6 +189,16 @@ static int tell_free(gw_job *job, uint32_t id)
             return r;
         nanosleep(&pause, NULL);
     }
+}
+
+/* The caller's own memory, of a failed job: neither the engine nor copies of ours may touch it any
+ * more. */
+static int give_back(gw_job *job, const struct gw_buffer *buffer)
+{
+    if (buffer->staged && !order_quiet(job, true))
+        return err_set(GW_E_BUSY,
+                       "copies to and from the memory are not over in the job's streams");
+    return buffer->map.base ? 0 : close_import(job, buffer->id);
 }
 
 static int check_unused(gw_job *job, const struct gw_buffer *buffer)
@@ -202,6 +231,11 @@ int gw_buffer_free(gw_job *job, gw_buffer *buffer)
             r = tell_free(job, buffer->id);
         if (r < 0 && job_failure(job) == 0)
             return r; /* the caller still has it */
+    }
+    if (job->device && job_failure(job) < 0) {
+        r = give_back(job, buffer);
+        if (r < 0)
+            return r;
     }
     pthread_mutex_lock(&job->lock);
     unlink_buffer(job, buffer);
