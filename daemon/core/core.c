@@ -197,6 +197,7 @@ int core_handle(struct core *core, uint64_t now_ns, const struct core_event *eve
         core->now_ns = now_ns;
     if (!core->ended || event->kind == CORE_EV_JOIN)
         handle_event(core, event);
+    lane_settle(core);
     while ((op = effects_next_launch(core->effects)) != NULL)
         flight_launched(core, op);
     wait_update(core);

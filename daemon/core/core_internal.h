@@ -53,6 +53,8 @@ struct lane_buffer {
 struct lane_op { /* submitted, not launched */
     struct wire_op op;
     uint64_t since_ns;
+    bool marked; /* zero knows of it */
+    uint64_t mark;
 };
 
 struct lane_rank {
@@ -154,6 +156,7 @@ struct core {
     struct core_group groups[GW_GROUPS_MAX];
     uint32_t group_count;
     struct lane_flight *flights, **flights_end;
+    uint64_t lane_launches;
     uint64_t lane_comm_ns;
     struct core_flights flying; /* flight.c */
 
@@ -238,6 +241,8 @@ void lane_buffer(struct core *core, const struct core_event *event);
 void lane_buffer_free(struct core *core, uint32_t rank, const struct wire_msg *msg);
 void lane_submit(struct core *core, uint32_t rank, const struct wire_msg *msg);
 void lane_kick(struct core *core, uint32_t group);
+/* Streams order the clients: what has become possible, in the order of each rank's calls. */
+void lane_settle(struct core *core);
 void lane_op_done(struct core *core, const struct core_event *event);
 void lane_detach(struct core *core, uint32_t rank);
 void lane_reset(struct core *core);

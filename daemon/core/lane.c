@@ -212,6 +212,8 @@ static void fly(struct core *core, uint32_t group, uint64_t op_id, struct lane_f
         flight->use[i].rank = members->ranks[i];
         flight->use[i].send_buffer = op->op.send_buffer;
         flight->use[i].recv_buffer = op->op.recv_buffer;
+        if (op->marked)
+            zero_op_launched(core->zero, members->ranks[i]);
         take_op(core, members->ranks[i], op);
     }
     *core->flights_end = flight;
@@ -242,17 +244,32 @@ static void launch(struct core *core, uint32_t group)
     fill_waits(core, group, &effect->op, waits);
     fly(core, group, effect->op.id, flight);
     core->groups[group].launched++;
+    core->lane_launches++;
     core->running = true;
 }
 
-/* A backstop: clients keep fewer ops than this unfinished, but the core may hear late of those that
- * are done. */
-static bool room(const struct core *core, uint32_t group)
+/* The rank's next op on a group may be launched. With streams: when what the rank declared before it
+ * is launched too, for its stream may wait for that first. */
+static bool may_launch(const struct core *core, uint32_t rank, uint32_t group)
+{
+    const struct lane_rank *lane = &core->ranks[rank].lane;
+
+    /* A backstop: clients keep fewer ops than this unfinished, but the core may hear late of those
+     * that are done. */
+    if (lane->in_flight >= CORE_FLIGHT_MAX)
+        return false;
+    if (core->config.device == GW_DEVICE_HOST)
+        return true;
+    return lane->pending[0].op.group == group &&
+           (!lane->pending[0].marked || zero_settled(core->zero, rank, lane->pending[0].mark));
+}
+
+static bool all_may_launch(const struct core *core, uint32_t group)
 {
     const struct core_group *members = &core->groups[group];
 
     for (uint32_t i = 0; i < members->count; i++) {
-        if (core->ranks[members->ranks[i]].lane.in_flight >= CORE_FLIGHT_MAX)
+        if (!may_launch(core, members->ranks[i], group))
             return false;
     }
     return true;
@@ -261,9 +278,27 @@ static bool room(const struct core *core, uint32_t group)
 void lane_kick(struct core *core, uint32_t group)
 {
     while (core->complete && !core->broken && !core->nomem && !missing(core, group) &&
-           room(core, group)) {
+           all_may_launch(core, group)) {
         if (agree(core, group))
             launch(core, group);
+    }
+}
+
+void lane_settle(struct core *core)
+{
+    struct core_fault fault = {.rank = CORE_NO_RANK};
+    uint64_t launches;
+    int r;
+
+    while (!core->broken && core->config.device != GW_DEVICE_HOST) {
+        launches = core->lane_launches;
+        for (uint32_t group = 0; group < core->group_count; group++)
+            lane_kick(core, group);
+        if (core->lane_launches == launches || !core->sealed)
+            return;
+        r = zero_resume(core->zero, core->now_ns, &fault);
+        if (r < 0)
+            core_fail_fault(core, &fault, r);
     }
 }
 
@@ -324,10 +359,14 @@ void lane_submit(struct core *core, uint32_t rank, const struct wire_msg *msg)
         return;
     }
     lane->sequence = op.sequence;
-    lane->pending[lane->pending_count] = (struct lane_op){op, core->now_ns};
+    lane->pending[lane->pending_count] =
+        (struct lane_op){.op = op, .since_ns = core->now_ns, .marked = core->sealed};
+    if (core->sealed)
+        lane->pending[lane->pending_count].mark = zero_op_submitted(core->zero, rank);
     lane->pending_count++;
     lane_use_buffers(core, rank, &op, 1);
-    lane_kick(core, op.group);
+    if (core->config.device == GW_DEVICE_HOST)
+        lane_kick(core, op.group);
 }
 
 void lane_op_done(struct core *core, const struct core_event *event)

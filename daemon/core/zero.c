@@ -357,6 +357,7 @@ static struct wire_after first_tokens(const struct wire_msg *msg)
 static int in_order(struct zero *z, uint32_t rank, const struct wire_msg *msg)
 {
     struct zero_late late = {.now_ns = z->now_ns, .type = msg->type};
+    struct zero_rank *mine = &z->ranks[rank];
     const struct wire_ready_entry *entries = NULL;
     int r = 1;
 
@@ -373,9 +374,14 @@ static int in_order(struct zero *z, uint32_t rank, const struct wire_msg *msg)
     if (!tokens_sound(&late.after))
         return zero_fail(z, GW_E_INVALID, rank, "rank %u sent %s with tokens that no client has",
                          rank, wire_type_name(msg->type));
-    if (!z->ranks[rank].backlog.count)
+    mine->taken++;
+    late.behind = mine->ops_submitted;
+    if (!mine->backlog.count && mine->ops_launched >= late.behind)
         r = handle(z, rank, &late, entries);
-    return r == 1 ? zero_queue_put(z, &z->ranks[rank].backlog, rank, &late, entries) : r;
+    if (r == 1)
+        return zero_queue_put(z, &mine->backlog, rank, &late, entries);
+    mine->handled++;
+    return r;
 }
 
 static int replay(struct zero *z, uint32_t rank, bool *ret_some)
@@ -384,12 +390,13 @@ static int replay(struct zero *z, uint32_t rank, bool *ret_some)
     uint64_t now_ns = z->now_ns;
     int r = 0;
 
-    while (queue->head && r == 0) {
+    while (queue->head && r == 0 && z->ranks[rank].ops_launched >= queue->head->behind) {
         z->now_ns = queue->head->now_ns; /* it was declared then, not now */
         r = handle(z, rank, queue->head, queue->head->entries);
         if (r == 1)
             break;
         zero_queue_drop(queue);
+        z->ranks[rank].handled++;
         *ret_some = true;
     }
     z->now_ns = now_ns;
@@ -457,6 +464,46 @@ int zero_event(struct zero *z, uint64_t now_ns, const struct core_event *event,
     return r;
 }
 
+/* ---- order with collectives ------------------------------------------------------------------ */
+
+uint64_t zero_op_submitted(struct zero *z, uint32_t rank)
+{
+    z->ranks[rank].ops_submitted++;
+    return z->ranks[rank].taken;
+}
+
+void zero_op_launched(struct zero *z, uint32_t rank)
+{
+    z->ranks[rank].ops_launched++;
+}
+
+/* A stream may wait for a verdict, a window, a fetch; and for a full buffer's last contribution when
+ * it writes the next, so in a later micro-step. For a ring slot it waits only if that is launched. */
+bool zero_settled(const struct zero *z, uint32_t rank, uint64_t mark)
+{
+    const struct zero_rank *mine = &z->ranks[rank];
+
+    if (mine->handled < mark || mine->fetches.count || mine->ended > z->step ||
+        (mine->update == UPDATE_BEGUN && mine->update_told < mine->ended))
+        return false;
+    for (uint32_t b = 0; b < z->buckets && !z->memory.ring && !z->memory.local; b++) {
+        if (grad_unlaunched(z, rank, b, true))
+            return false;
+    }
+    return true;
+}
+
+int zero_resume(struct zero *z, uint64_t now_ns, struct core_fault *ret_fault)
+{
+    int r;
+
+    z->now_ns = now_ns;
+    r = zero_pump(z);
+    if (r < 0)
+        *ret_fault = z->fault;
+    return r;
+}
+
 /* ---- re-attaching ---------------------------------------------------------------------------- */
 
 /* When a job breaks, nothing holds its clients' streams back any more: they run through whatever was
@@ -501,6 +548,7 @@ static void reset_rank(struct zero *z, uint32_t rank)
 
     queue_clear(&mine->backlog);
     queue_clear(&mine->fetches);
+    mine->taken = mine->handled = mine->ops_submitted = mine->ops_launched = 0;
     mine->ended = mine->resolved = mine->update_told = z->step;
     mine->update = UPDATE_NONE;
     mine->skipped = false;

@@ -49,6 +49,19 @@ bool zero_oldest_wait(const struct zero *zero, struct core_wait *ret_wait);
  * an owner died inside its update or versions differ between owners. */
 int zero_reattach(struct zero *zero, struct core_fault *ret_fault);
 
+/* Jobs whose clients order by streams only. A client's stream may wait for what the client declared
+ * last before it does what is declared next. So what a rank declares is let go in the order of its
+ * calls, over this layer and the collectives:
+ * - a message is handled when the rank's collectives before it are launched;
+ * - a collective may be launched when the messages before it are handled and their ops launched, as
+ *   far as a stream may wait for these. */
+/* The rank has submitted a collective; returns what zero_settled takes. */
+uint64_t zero_op_submitted(struct zero *zero, uint32_t rank);
+bool zero_settled(const struct zero *zero, uint32_t rank, uint64_t mark);
+/* It was launched. Then zero_resume: messages that waited for it; as zero_event. */
+void zero_op_launched(struct zero *zero, uint32_t rank);
+int zero_resume(struct zero *zero, uint64_t now_ns, struct core_fault *ret_fault);
+
 uint64_t zero_steps(const struct zero *zero);
 uint64_t zero_arena_bytes(const struct zero *zero, enum gw_arena_kind kind, int rank);
 struct core_ref zero_param_slice(const struct zero *zero, uint32_t bucket, uint32_t rank);

@@ -214,9 +214,12 @@ static int check_style(struct zero *z, uint32_t rank, uint32_t bucket,
 
 static int check_buffer(struct zero *z, uint32_t rank, uint32_t bucket, uint32_t slot)
 {
+    const struct zero_entry *entry = zero_entry(z, rank, bucket);
+
     if (z->memory.ring)
         return slot_use(z, rank, bucket, slot);
-    if (z->memory.local || !grad_unlaunched(z, rank, bucket))
+    if (z->memory.local || entry->closed <= z->launched[bucket] ||
+        !*zero_contribution(z, rank, bucket, entry->closed - 1))
         return 0;
     return zero_fail(z, GW_E_BUSY, rank,
                      "rank %u declared a gradient in the buffer of bucket %u, whose last "
@@ -298,8 +301,9 @@ static int ready_one(struct zero *z, uint32_t rank, const struct wire_ready_entr
     return 0;
 }
 
-/* A stream may wait for its buffer after it has declared what it will write there; the tokens of
- * two contributions must not be mixed. */
+/* A stream waits for its buffer, and may have declared already what it will write there. No op may
+ * be launched that waits for it, on the stream that is to free the buffer; and the tokens of two
+ * contributions must not be mixed. */
 static bool must_wait(const struct zero *z, uint32_t rank, const struct wire_ready_entry *what)
 {
     uint32_t piece, bucket;
@@ -308,20 +312,15 @@ static bool must_wait(const struct zero *z, uint32_t rank, const struct wire_rea
         return false; /* refused later */
     piece = layout_params(z->layout)[what->param].first_piece + what->piece;
     bucket = layout_pieces(z->layout)[piece].bucket;
-    return grad_unlaunched(z, rank, bucket);
+    return grad_unlaunched(z, rank, bucket, false);
 }
 
-bool grad_unlaunched(const struct zero *z, uint32_t rank, uint32_t bucket)
+bool grad_unlaunched(const struct zero *z, uint32_t rank, uint32_t bucket, bool before)
 {
     const struct zero_entry *entry = zero_entry(z, rank, bucket);
+    uint32_t end = entry->closed - (before && entry->closed_now ? 1 : 0);
 
-    if (z->memory.local)
-        return entry->done && z->launched[bucket] == 0;
-    for (uint32_t m = z->launched[bucket]; m < entry->closed; m++) {
-        if (*zero_contribution(z, rank, bucket, m))
-            return true;
-    }
-    return false;
+    return z->launched[bucket] < end;
 }
 
 int grad_ready(struct zero *z, uint32_t rank, const struct wire_ready_entry *entries,

@@ -98,6 +98,7 @@ struct zero_late {
     struct zero_late *next;
     uint64_t now_ns;
     uint64_t step; /* fetch queue: the rank's step it belongs to */
+    uint64_t behind; /* backlog: collectives of the rank that came before */
     uint16_t type;
     uint32_t unit;
     uint32_t count;
@@ -133,6 +134,8 @@ struct zero_rank {
     uint32_t undone_buckets; /* buckets that are not done */
     uint32_t held;     /* fetches not yet released */
     struct zero_queue backlog, fetches;
+    uint64_t taken, handled; /* messages in the rank's order */
+    uint64_t ops_submitted, ops_launched; /* its collectives */
     struct zero_acquire acquires[ZERO_ACQUIRES];
     uint32_t acquire_count;
     bool slot_news;        /* a slot became free since the last ACQUIRED */
@@ -333,8 +336,9 @@ void grad_reset_step(struct zero *z);
 /* 1 (streams only): not before the last contribution to a buffer is launched. */
 int grad_ready(struct zero *z, uint32_t rank, const struct wire_ready_entry *entries,
                uint32_t count);
-/* The rank's last contribution to a bucket waits for its launch (not: stage and mode with a ring). */
-bool grad_unlaunched(const struct zero *z, uint32_t rank, uint32_t bucket);
+/* accumulate=shard: some contribution of the rank to a bucket, be it empty, waits for its launch;
+ * before: of an earlier micro-step than the rank's. */
+bool grad_unlaunched(const struct zero *z, uint32_t rank, uint32_t bucket, bool before);
 int grad_micro_end(struct zero *z, uint32_t rank);
 int grad_step_end(struct zero *z, uint32_t rank);
 

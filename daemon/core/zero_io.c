@@ -5,13 +5,23 @@
  */
 #include "daemon/core/zero_internal.h"
 
+/* Something of a step waits behind others; the end of an update may, too. */
+static bool has_begun(const struct zero *z, uint32_t rank)
+{
+    const struct zero_late *late = z->ranks[rank].backlog.head;
+
+    while (late && (late->type == WIRE_UPDATE_BEGIN || late->type == WIRE_UPDATE_COMMIT))
+        late = late->next;
+    return late != NULL;
+}
+
 uint64_t zero_busy(const struct zero *z, struct text *why)
 {
     uint64_t busy = 0;
 
     for (uint32_t r = 0; r < z->world; r++) {
         const struct zero_rank *rank = &z->ranks[r];
-        bool declared = z->declared & ZERO_BIT(r) || rank->backlog.count > 0;
+        bool declared = z->declared & ZERO_BIT(r) || has_begun(z, r);
 
         if (!declared && !rank->held && !rank->fetches.count)
             continue;
@@ -51,6 +61,8 @@ static bool sound(const struct zero *z, const struct wire_msg *msg)
 /* 0: now; 1: later; < 0: refused, why is in *why. */
 static int allowed(struct zero *z, uint32_t rank, struct text *why)
 {
+    if (z->ranks[rank].backlog.count)
+        return 1;
     if (z->ranks[rank].update == UPDATE_BEGUN) {
         text_add(why, "rank %u is inside its update of step %llu: commit it first", rank,
                  (unsigned long long)z->ranks[rank].ended);

@@ -171,7 +171,8 @@ static void pump_rank(struct zero *z, uint32_t rank)
     struct zero_rank *mine = &z->ranks[rank];
 
     answer_news(z, rank);
-    while (mine->acquire_count && !mine->overflow_pending) {
+    /* What waits in the backlog lies in slots that seem to be free. */
+    while (mine->acquire_count && !mine->overflow_pending && !mine->backlog.count) {
         if (!needs_slot(z, rank, mine->acquires[0].bucket)) {
             answer(z, rank, GW_NO_SLOT, false); /* look again */
             continue;

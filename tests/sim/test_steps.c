@@ -48,6 +48,8 @@ static void check_stage(uint32_t stage)
         sim_model_random(&model, seed);
         sim_plan_random(&plan, &model, stage, seed * 4 + stage);
         run(&plan, &result);
+        sim_plan_stream(&plan, seed);
+        run(&plan, &result);
     }
 }
 

@@ -31,6 +31,8 @@ static struct {
     int result, reattach_result; /* with `fault` */
     struct core_fault fault;
     uint64_t needs; /* a bit per rank */
+    uint64_t unsettled; /* a bit per rank */
+    uint32_t ops_launched, resumes;
     bool waits;
     struct core_wait wait;
     uint64_t steps;
@@ -58,6 +60,36 @@ int zero_new(const struct layout *layout, const struct wire_seal *options, uint3
     fake.effects = effects;
     zero->world = world;
     *ret_zero = zero;
+    return 0;
+}
+
+uint64_t zero_op_submitted(struct zero *zero, uint32_t rank)
+{
+    (void)zero;
+    (void)rank;
+    return 0;
+}
+
+bool zero_settled(const struct zero *zero, uint32_t rank, uint64_t mark)
+{
+    (void)zero;
+    (void)mark;
+    return !(fake.unsettled >> rank & 1u);
+}
+
+void zero_op_launched(struct zero *zero, uint32_t rank)
+{
+    (void)zero;
+    (void)rank;
+    fake.ops_launched++;
+}
+
+int zero_resume(struct zero *zero, uint64_t now_ns, struct core_fault *ret_fault)
+{
+    (void)zero;
+    (void)now_ns;
+    (void)ret_fault;
+    fake.resumes++;
     return 0;
 }
 

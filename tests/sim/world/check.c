@@ -85,27 +85,28 @@ float flat_value(const struct sim *sim, const float *by_param, uint32_t bucket, 
 
 /* ---- checks ---------------------------------------------------------------------------------- */
 
-void check_unit(struct sim *sim, struct sim_client *client, uint32_t unit, const char *when)
+void check_unit(struct sim *sim, struct sim_client *client, uint32_t step, uint32_t unit,
+                const char *when)
 {
     const struct gw_layout_unit *u = &layout_units(layout_of(sim))[unit];
 
     for (uint32_t p = u->first_param; p < u->first_param + u->params && !sim->failed; p++) {
         const struct gw_layout_param *param = &layout_params(layout_of(sim))[p];
-        const float *want = sim->reference->values[client->step] + sim->reference->param_at[p];
+        const float *want = sim->reference->values[step] + sim->reference->param_at[p];
         const float *have = param->numel ? view(sim, client, unit, param) : NULL;
 
         for (uint64_t i = 0; have && i < param->numel; i++) {
             if (same(have[i], want[i]))
                 continue;
             sim_fail(sim, "rank %u step %u unit %u %s: element %lu of '%s' is %.9g, not %.9g",
-                     client->rank, client->step, unit, when, (unsigned long)i,
+                     client->rank, step, unit, when, (unsigned long)i,
                      sim->plan->params[p].name, (double)have[i], (double)want[i]);
             break;
         }
     }
 }
 
-void check_shard(struct sim *sim, struct sim_client *client, const char *when)
+void check_shard(struct sim *sim, struct sim_client *client, uint32_t step, const char *when)
 {
     for (uint32_t b = 0; b < layout_page(layout_of(sim))->buckets && !sim->failed; b++) {
         const float *have = span_grads(sim, client->rank, b);
@@ -113,12 +114,12 @@ void check_shard(struct sim *sim, struct sim_client *client, const char *when)
 
         layout_span(layout_of(sim), b, client->rank, &offset, &numel, &valid);
         for (uint64_t i = 0; have && i < numel; i++) {
-            float want = flat_value(sim, sim->reference->grads[client->step], b, offset + i);
+            float want = flat_value(sim, sim->reference->grads[step], b, offset + i);
 
             if (same(have[i], want))
                 continue;
             sim_fail(sim, "rank %u step %u %s: gradient %lu (%s) of bucket %u is %.9g, not %.9g",
-                     client->rank, client->step, when, (unsigned long)(offset + i),
+                     client->rank, step, when, (unsigned long)(offset + i),
                      i < valid ? "valid" : "padding", b, (double)have[i], (double)want);
             break;
         }
@@ -157,26 +158,26 @@ static double bucket_squares(const struct sim *sim, uint32_t step, uint32_t buck
     return sum;
 }
 
-static void check_used_bits(struct sim *sim, const struct sim_client *client)
+static void check_used_bits(struct sim *sim, const struct sim_client *client, uint32_t step)
 {
     const struct sim_board *board = &sim->boards[client->rank];
     uint32_t count = 0;
 
     for (uint32_t p = 0; p < sim->plan->param_count; p++) {
-        bool want = reference_used(sim->reference, client->step, p);
+        bool want = reference_used(sim->reference, step, p);
         bool have = board->used[p / 8] >> (p % 8) & 1;
 
         count += want;
         if (have != want && sim->plan->params[p].numel)
-            sim_fail(sim, "rank %u step %u: used bit of '%s' is %d", client->rank, client->step,
+            sim_fail(sim, "rank %u step %u: used bit of '%s' is %d", client->rank, step,
                      sim->plan->params[p].name, have);
     }
     if (board->verdict.used_params != count)
-        sim_fail(sim, "rank %u step %u: %u used parameters, not %u", client->rank, client->step,
+        sim_fail(sim, "rank %u step %u: %u used parameters, not %u", client->rank, step,
                  board->verdict.used_params, count);
 }
 
-void check_verdict(struct sim *sim, struct sim_client *client)
+void check_verdict(struct sim *sim, struct sim_client *client, uint32_t step)
 {
     const struct gw_shm_verdict *have = &sim->boards[client->rank].verdict;
     uint32_t first_bucket = UINT32_MAX;
@@ -185,24 +186,24 @@ void check_verdict(struct sim *sim, struct sim_client *client)
     for (uint32_t b = 0; b < layout_page(layout_of(sim))->buckets; b++) {
         uint64_t nonfinite = 0;
 
-        if (!bucket_used(sim, client->step, b))
+        if (!bucket_used(sim, step, b))
             continue;
-        squares += bucket_squares(sim, client->step, b, &nonfinite);
+        squares += bucket_squares(sim, step, b, &nonfinite);
         if (nonfinite && first_bucket == UINT32_MAX)
             first_bucket = b;
     }
-    if (have->step != client->step + 1)
+    if (have->step != step + 1)
         sim_fail(sim, "rank %u: verdict of step %lu, not %u", client->rank,
-                 (unsigned long)have->step, client->step + 1);
+                 (unsigned long)have->step, step + 1);
     if (have->nonfinite != (first_bucket != UINT32_MAX) ||
         (have->nonfinite && have->first_bucket != first_bucket))
         sim_fail(sim, "rank %u step %u: non-finite %u in bucket %u, expected bucket %u",
-                 client->rank, client->step, have->nonfinite, have->first_bucket, first_bucket);
+                 client->rank, step, have->nonfinite, have->first_bucket, first_bucket);
     if (!have->nonfinite && (float)have->norm != (float)sqrt(squares))
-        sim_fail(sim, "rank %u step %u: norm %.17g, not %.17g", client->rank, client->step,
+        sim_fail(sim, "rank %u step %u: norm %.17g, not %.17g", client->rank, step,
                  have->norm, (double)(float)sqrt(squares));
-    check_used_bits(sim, client);
-    check_shard(sim, client, "at the verdict");
+    check_used_bits(sim, client, step);
+    check_shard(sim, client, step, "at the verdict");
 }
 
 /* After everything: shards (stage 3) or all replicas hold the last version. */

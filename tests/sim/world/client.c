@@ -12,7 +12,8 @@
 static const char *const action_names[] = {
     "join",     "wait ready", "register",     "seal",        "param io", "barrier", "barrier wait",
     "measure",  "reply",      "fetch",        "use",         "release",  "grad",    "micro end",
-    "step end", "verdict",    "update begin", "update wait", "write",    "commit"};
+    "step end", "verdict",    "update begin", "update wait", "write",    "commit",  "buffer",
+    "sum"};
 
 void client_describe(const struct sim_client *client, char *text, size_t bytes)
 {
@@ -47,6 +48,7 @@ void client_free(struct sim_client *client)
         free(client->out);
         client->out = next;
     }
+    stream_free(client);
     free(client->actions);
     free(client->buckets);
     free(client->fetches);
@@ -58,6 +60,8 @@ void client_start(struct sim *sim, struct sim_client *client, uint32_t rank)
     client_free(client);
     client->rank = rank;
     client->out_end = &client->out;
+    for (uint32_t q = 0; q < SIM_QUEUES; q++)
+        client->queues[q].end = &client->queues[q].head;
     client->set_up = true;
     script_set_up(sim, client);
 }
@@ -85,6 +89,8 @@ void client_deliver(struct sim *sim, struct sim_client *client)
                                .rank = client->rank,
                                .request = posted->msg.request,
                                .world = sim->plan->world,
+                               .index = posted->index,
+                               .size_bytes = posted->size_bytes,
                                .msg = &posted->msg,
                                .text = "killed"};
 
@@ -95,8 +101,11 @@ void client_deliver(struct sim *sim, struct sim_client *client)
         posted->msg.u.ready.count = 1;
         posted->msg.u.ready.entries = &posted->entry;
     }
-    if (posted->msg.type == WIRE_UPDATE_BEGIN)
+    client->ended += posted->msg.type == WIRE_STEP_END;
+    if (posted->msg.type == WIRE_UPDATE_BEGIN) {
         client->in_update = true;
+        client->begun = client->ended;
+    }
     if (posted->msg.type == WIRE_UPDATE_COMMIT) {
         client->in_update = client->wrote = false;
         client->commits++;
@@ -118,6 +127,8 @@ void client_reply(struct sim *sim, const struct core_effect *effect)
             return;
         if (reply->type != WIRE_ACQUIRED)
             sim_fail(sim, "rank %u: acquire refused: %s", client->rank, reply->u.done.text);
+        else if (reply->u.acquired.launched)
+            gradient_promised(sim, client, reply->u.acquired.slot);
         else if (reply->u.acquired.slot != GW_NO_SLOT)
             gradient_granted(sim, client, reply->u.acquired.slot);
         return;
@@ -212,11 +223,13 @@ static bool may_act(struct sim *sim, struct sim_client *client, const struct sim
     const struct sim_board *board = &sim->boards[client->rank];
     uint32_t drop = sim->plan->drop_client;
 
-    switch (action->kind) {
-    case ACT_REPLY:
+    if (action->kind == ACT_REPLY)
         return !client->awaited;
-    case ACT_BARRIER_WAIT:
+    if (action->kind == ACT_BARRIER_WAIT)
         return board->ops[client->ops % GW_OPS_IN_FLIGHT].value >= client->ops;
+    if (sim->plan->streams)
+        return action->kind != ACT_GRAD || gradient_stream_can_act(sim, client, action);
+    switch (action->kind) {
     case ACT_USE:
         return drop & SIM_DROP_GATHERED ||
                board->units[action->a].value >= client->fetches[action->a];
@@ -245,7 +258,7 @@ bool client_can_act(struct sim *sim, struct sim_client *client)
 
 /* ---- actions --------------------------------------------------------------------------------- */
 
-static void write_span(struct sim *sim, struct sim_client *client, uint32_t bucket)
+void write_span(struct sim *sim, struct sim_client *client, uint32_t bucket)
 {
     float *params = span_params(sim, client->rank, bucket);
     const float *grads = span_grads(sim, client->rank, bucket);
@@ -264,10 +277,10 @@ static void act_in_step(struct sim *sim, struct sim_client *client, const struct
         client->fetches[action->a]++;
         break;
     case ACT_USE:
-        check_unit(sim, client, action->a, "as fetched");
+        check_unit(sim, client, client->step, action->a, "as fetched");
         break;
     case ACT_RELEASE:
-        check_unit(sim, client, action->a, "before release");
+        check_unit(sim, client, client->step, action->a, "before release");
         client_post(client, WIRE_RELEASE, 0)->msg.u.unit.unit = action->a;
         break;
     case ACT_MICRO_END:
@@ -281,7 +294,7 @@ static void act_in_step(struct sim *sim, struct sim_client *client, const struct
         }
         break;
     case ACT_VERDICT:
-        check_verdict(sim, client);
+        check_verdict(sim, client, client->step);
         break;
     case ACT_UPDATE_BEGIN:
         client_post(client, WIRE_UPDATE_BEGIN, 0);
@@ -292,7 +305,7 @@ static void act_in_step(struct sim *sim, struct sim_client *client, const struct
         break;
     case ACT_COMMIT:
         if (!sim->plan->blind)
-            check_shard(sim, client, "before commit");
+            check_shard(sim, client, client->step, "before commit");
         client_post(client, WIRE_UPDATE_COMMIT, 0);
         break;
     default:
@@ -326,6 +339,15 @@ static void act(struct sim *sim, struct sim_client *client, const struct sim_act
         op->kind = WIRE_OP_BARRIER;
         op->sequence = ++client->ops;
         op->scale = 1;
+    } else if (action->kind == ACT_BUFFER) {
+        struct sim_posted *posted = client_post(client, 0, 0);
+
+        posted->kind = CORE_EV_BUFFER;
+        posted->index = SIM_BUFFER;
+        posted->size_bytes = SIM_BUFFER_BYTES;
+        memory_add(sim, GW_ARENA_BUFFER, (int)client->rank, SIM_BUFFER, SIM_BUFFER_BYTES);
+    } else if (sim->plan->streams) {
+        stream_act(sim, client, action);
     } else {
         act_in_step(sim, client, action);
     }
@@ -367,7 +389,9 @@ void client_act(struct sim *sim, struct sim_client *client)
         return;
     }
     action = client->actions[client->at];
-    if (action.kind == ACT_GRAD)
+    if (action.kind == ACT_GRAD && sim->plan->streams)
+        gradient_stream_act(sim, client, &action);
+    else if (action.kind == ACT_GRAD)
         gradient_act(sim, client, &action);
     else
         act(sim, client, &action);

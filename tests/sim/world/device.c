@@ -136,7 +136,7 @@ static void raise_word(struct sim *sim, const struct core_signal *signal)
         break;
     case GW_TL_UPDATE:
         slot = &board->update;
-        if (!sim->clients[signal->rank].in_update)
+        if (sim->clients[signal->rank].begun < signal->value)
             sim_fail(sim, "rank %u may write, but has not begun its update", signal->rank);
         break;
     default:

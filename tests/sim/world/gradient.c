@@ -78,8 +78,8 @@ static float *place(struct sim *sim, const struct sim_client *client,
 }
 
 /* The client's memory of a piece gets this micro-step's gradient; RUNNING: added in place. */
-static void write_piece(struct sim *sim, const struct sim_client *client,
-                        const struct sim_write *write)
+void gradient_write_piece(struct sim *sim, const struct sim_client *client,
+                          const struct sim_write *write)
 {
     const struct gw_layout_piece *piece = piece_of(sim, write->param, write->piece);
     bool add = false;
@@ -100,7 +100,7 @@ void gradient_write(struct sim *sim, struct sim_client *client)
     struct sim_write write = client->writes[at];
 
     client->writes[at] = client->writes[--client->write_count];
-    write_piece(sim, client, &write);
+    gradient_write_piece(sim, client, &write);
     client->timelines[write.timeline] = write.value;
 }
 
@@ -129,7 +129,8 @@ static void close_contribution(struct sim_client *client, uint32_t bucket)
 
 static void take_slot(struct sim_client *client, uint32_t bucket, uint32_t slot)
 {
-    client->slots[slot] = (struct sim_ring_slot){true, bucket, 0};
+    client->slots[slot] = (struct sim_ring_slot){true, bucket, 0, client->slots[slot].bucket,
+                                                 client->slots[slot].count, ++client->serial};
     client->buckets[bucket].slot = slot;
 }
 
@@ -145,8 +146,24 @@ void gradient_granted(struct sim *sim, struct sim_client *client, uint32_t slot)
         take_slot(client, client->slot_bucket, slot);
 }
 
-static void declare(struct sim *sim, struct sim_client *client, const struct sim_action *action,
-                    uint32_t slot, uint32_t timeline)
+void gradient_promised(struct sim *sim, struct sim_client *client, uint32_t slot)
+{
+    const struct sim_bucket *mine = &client->buckets[client->slot_bucket];
+
+    if (slot >= client->slot_count) {
+        sim_fail(sim, "rank %u: slot %u promised, of %u", client->rank, slot, client->slot_count);
+        return;
+    }
+    /* Taken since it asked: the answer is about an earlier use. */
+    if (client->slots[slot].serial > client->slot_serial)
+        return;
+    if (!client->slots[slot].taken && mine->open && mine->slot == GW_NO_SLOT)
+        take_slot(client, client->slot_bucket, slot);
+}
+
+static struct wire_ready_entry *declare(struct sim *sim, struct sim_client *client,
+                                        const struct sim_action *action, uint32_t slot,
+                                        uint32_t timeline)
 {
     bool final = plan_final(sim->plan, client->rank, client->grad_step, client->micro, action->a);
     struct sim_posted *posted = client_post(client, WIRE_READY, 0);
@@ -162,6 +179,35 @@ static void declare(struct sim *sim, struct sim_client *client, const struct sim
         entry->timeline[0] = timeline;
         entry->value[0] = client->promised[timeline];
     }
+    return entry;
+}
+
+static void ask_slot(struct sim *sim, struct sim_client *client, uint32_t bucket)
+{
+    struct wire_msg *msg;
+
+    if (client->asked_slot)
+        return;
+    client->slot_request = ++client->request;
+    client->slot_bucket = bucket;
+    client->slot_serial = client->serial;
+    msg = &client_post(client, WIRE_ACQUIRE, client->slot_request)->msg;
+    msg->u.acquire.bucket = bucket;
+    msg->u.acquire.ordered = sim->plan->streams;
+    client->asked_slot = true;
+}
+
+/* The piece is declared: the client's own account. */
+static void count_piece(struct sim *sim, struct sim_client *client, const struct sim_action *action,
+                        uint32_t bucket)
+{
+    struct sim_bucket *mine = &client->buckets[bucket];
+
+    mine->declared++;
+    mine->final += plan_final(sim->plan, client->rank, client->grad_step, client->micro, action->a);
+    if (--mine->outstanding == 0)
+        close_contribution(client, bucket);
+    client->at++;
 }
 
 void gradient_act(struct sim *sim, struct sim_client *client, const struct sim_action *action)
@@ -174,13 +220,7 @@ void gradient_act(struct sim *sim, struct sim_client *client, const struct sim_a
 
     if (gradient_in_ring(sim) && mine->slot == GW_NO_SLOT) {
         if (slot == GW_NO_SLOT) {
-            if (client->asked_slot)
-                return;
-            client->slot_request = ++client->request;
-            client->slot_bucket = piece->bucket;
-            client_post(client, WIRE_ACQUIRE, client->slot_request)->msg.u.acquire.bucket =
-                piece->bucket;
-            client->asked_slot = true;
+            ask_slot(sim, client, piece->bucket);
             return;
         }
         take_slot(client, piece->bucket, slot);
@@ -195,14 +235,84 @@ void gradient_act(struct sim *sim, struct sim_client *client, const struct sim_a
         write.value = ++client->promised[write.timeline];
         client->writes[client->write_count++] = write;
     } else {
-        write_piece(sim, client, &write);
+        gradient_write_piece(sim, client, &write);
     }
-    declare(sim, client, action, slot, write.timeline);
-    mine->declared++;
-    mine->final += plan_final(sim->plan, client->rank, client->grad_step, client->micro, action->a);
-    if (--mine->outstanding == 0)
-        close_contribution(client, piece->bucket);
-    client->at++;
+    (void)declare(sim, client, action, slot, write.timeline);
+    count_piece(sim, client, action, piece->bucket);
+}
+
+/* ---- with streams ---------------------------------------------------------------------------- */
+
+bool gradient_stream_can_act(struct sim *sim, struct sim_client *client,
+                             const struct sim_action *action)
+{
+    uint32_t bucket = piece_of(sim, action->a, action->b)->bucket;
+
+    return !gradient_in_ring(sim) || client->buckets[bucket].slot != GW_NO_SLOT ||
+           !client->asked_slot || (sim->plan->impatient && free_slot(sim, client) != GW_NO_SLOT);
+}
+
+/* The stream waits for the memory's last reader. */
+static void wait_reader(struct sim *sim, struct sim_client *client, uint32_t queue, uint32_t bucket)
+{
+    const struct sim_bucket *mine = &client->buckets[bucket];
+    uint32_t of = bucket;
+    uint64_t count = mine->closed;
+
+    if (sim->plan->drop_client & SIM_DROP_BUFFER_CONSUMED)
+        return;
+    if (mine->slot != GW_NO_SLOT) {
+        of = client->slots[mine->slot].after_bucket;
+        count = client->slots[mine->slot].after_count;
+    }
+    if (count)
+        stream_wait(client, queue, GW_TIMELINE(GW_TL_BUCKET, of), count);
+}
+
+static void add_token(struct wire_ready_entry *entry, const struct wire_after *after)
+{
+    entry->timeline[entry->tokens] = after->timeline[0];
+    entry->value[entry->tokens++] = after->value[0];
+}
+
+/* Some pieces are written by another stream, which the job's stream has forked off. */
+void gradient_stream_act(struct sim *sim, struct sim_client *client,
+                         const struct sim_action *action)
+{
+    const struct gw_layout_piece *piece = piece_of(sim, action->a, action->b);
+    struct sim_bucket *mine = &client->buckets[piece->bucket];
+    struct sim_write write = {action->a,     action->b, client->micro, client->grad_step,
+                              SIM_TIMELINES, 0,         NULL};
+    bool side = !sim->plan->running && sim_draw(sim, 1000) < sim->plan->token;
+    uint32_t queue = side ? SIM_SIDE : SIM_MAIN, slot = free_slot(sim, client);
+    struct wire_ready_entry *entry;
+    struct wire_after mark;
+
+    if (gradient_in_ring(sim) && mine->slot == GW_NO_SLOT) {
+        if (slot == GW_NO_SLOT) {
+            ask_slot(sim, client, piece->bucket);
+            return;
+        }
+        take_slot(client, piece->bucket, slot);
+    }
+    slot = mine->slot;
+    write.to = place(sim, client, piece);
+    if (!write.to)
+        return;
+    if (side) {
+        mark = stream_mark(client, SIM_MAIN);
+        stream_wait(client, queue, GW_TIMELINE(GW_TL_CLIENT, SIM_MAIN), mark.value[0]);
+    }
+    wait_reader(sim, client, queue, piece->bucket);
+    stream_add(client, queue, ITEM_PIECE)->write = write;
+    mark = stream_mark(client, queue);
+    entry = declare(sim, client, action, slot, SIM_TIMELINES);
+    add_token(entry, &mark);
+    if (side) {
+        mark = stream_mark(client, SIM_MAIN);
+        add_token(entry, &mark);
+    }
+    count_piece(sim, client, action, piece->bucket);
 }
 
 void gradient_open_micro(struct sim *sim, struct sim_client *client, bool step_begins)

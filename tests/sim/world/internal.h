@@ -11,6 +11,8 @@
 #define SIM_STREAMS (CORE_STREAM_GATHER + SIM_RANKS_MAX)
 #define SIM_TIMELINES 4u
 #define SIM_ANSWERS_MAX 16u
+#define SIM_BUFFER 7u /* id of a rank's registered buffer */
+#define SIM_BUFFER_BYTES 16u
 #define SIM_SLOTS_MAX (GW_RING_SLOTS_MAX + GW_OVERFLOW_MAX)
 
 /* ---- memory.c -------------------------------------------------------------------------------- */
@@ -78,6 +80,8 @@ enum sim_action_kind {
     ACT_UPDATE_WAIT,
     ACT_WRITE, /* a: bucket */
     ACT_COMMIT,
+    ACT_BUFFER, /* registers one */
+    ACT_SUM,    /* an all-reduce of the buffer, and a look at its result */
 };
 
 struct sim_action {
@@ -88,6 +92,8 @@ struct sim_action {
 struct sim_posted { /* a message on its way to the core */
     struct sim_posted *next;
     enum core_event_kind kind;
+    uint32_t index; /* BUFFER */
+    uint64_t size_bytes;
     struct wire_msg msg;
     struct wire_ready_entry entry;
 };
@@ -102,6 +108,9 @@ struct sim_ring_slot {
     bool taken;
     uint32_t bucket;
     uint64_t count; /* free once the bucket's word is there */
+    uint32_t after_bucket; /* taken: the same of its last use, for a stream to wait for */
+    uint64_t after_count;
+    uint32_t serial; /* of its last taking */
 };
 
 struct sim_bucket {       /* a client's own account */
@@ -113,11 +122,45 @@ struct sim_bucket {       /* a client's own account */
     uint32_t final;       /* pieces that are final in this step */
 };
 
+/* ---- stream.c -------------------------------------------------------------------------------- */
+
+enum sim_item_kind {
+    ITEM_WAIT,  /* for a timeline of the engine's pages, or the client's own */
+    ITEM_TOKEN, /* raises one of the client's own */
+    ITEM_PIECE, /* writes a gradient */
+    ITEM_READ,  /* a: unit */
+    ITEM_VERDICT,
+    ITEM_SPAN,  /* a: bucket; updates parameters */
+    ITEM_SHARD, /* reads reduced gradients */
+    ITEM_FILL,  /* the buffer of a collective */
+    ITEM_SUM,   /* its result */
+};
+
+struct sim_item {
+    struct sim_item *next;
+    enum sim_item_kind kind;
+    uint32_t step, a;
+    uint32_t timeline; /* GW_TIMELINE */
+    uint64_t value;
+    const char *when;
+    struct sim_write write;
+};
+
+#define SIM_MAIN 0u /* stream and timeline: the job's stream */
+#define SIM_SIDE 1u /* another one, that writes some gradients */
+#define SIM_QUEUES 2u
+
+struct sim_queue {
+    struct sim_item *head, **end;
+};
+
 struct sim_client {
     uint32_t rank;
     bool gone, finished;
     bool in_update, wrote; /* as the core has heard; as is */
     uint32_t commits;      /* that the core has heard of */
+    uint32_t ended, begun; /* steps that it has heard the end of; the last whose update has begun */
+    struct sim_queue queues[SIM_QUEUES];
     uint64_t wakes_ns;     /* from its sleep; 0: has not slept */
     struct sim_action *actions;
     uint32_t action_count, action_room, at;
@@ -132,6 +175,7 @@ struct sim_client {
     struct wire_msg reply;
     bool asked_slot; /* an ACQUIRE is under way */
     uint32_t slot_request, slot_bucket;
+    uint32_t serial, slot_serial; /* slots taken so far; when the request was sent */
 
     struct sim_bucket *buckets;
     uint64_t *fetches; /* by unit */
@@ -203,6 +247,8 @@ double kernel_squares(const float *values, uint64_t numel, uint64_t *ret_nonfini
 void trace_event(const struct sim *sim, const struct core_event *event);
 void trace_effect(const struct sim *sim, const struct core_effect *effect);
 void trace_run(const struct sim *sim, const char *what, uint64_t op);
+void trace_item(const struct sim *sim, const struct sim_client *client, uint32_t queue,
+                const struct sim_item *item);
 
 /* client.c */
 void client_start(struct sim *sim, struct sim_client *client, uint32_t rank);
@@ -230,10 +276,37 @@ void gradient_open_micro(struct sim *sim, struct sim_client *client, bool step_b
 void gradient_close_micro(struct sim *sim, struct sim_client *client, bool step_ends);
 bool gradient_in_ring(const struct sim *sim);
 
-/* check.c: what a client may read, against the reference */
-void check_unit(struct sim *sim, struct sim_client *client, uint32_t unit, const char *when);
-void check_verdict(struct sim *sim, struct sim_client *client);
-void check_shard(struct sim *sim, struct sim_client *client, const char *when);
+bool gradient_stream_can_act(struct sim *sim, struct sim_client *client,
+                             const struct sim_action *action);
+void gradient_stream_act(struct sim *sim, struct sim_client *client,
+                         const struct sim_action *action);
+/* A slot of the client's whose reduction is launched. */
+void gradient_promised(struct sim *sim, struct sim_client *client, uint32_t slot);
+/* What the item at a stream's head stands for. */
+void gradient_write_piece(struct sim *sim, const struct sim_client *client,
+                          const struct sim_write *write);
+
+/* stream.c: clients with streams */
+struct sim_item *stream_add(struct sim_client *client, uint32_t queue, enum sim_item_kind kind);
+void stream_wait(struct sim_client *client, uint32_t queue, uint32_t timeline, uint64_t value);
+/* A mark in the stream, as a declaration's tokens. */
+struct wire_after stream_mark(struct sim_client *client, uint32_t queue);
+void stream_act(struct sim *sim, struct sim_client *client, const struct sim_action *action);
+bool stream_can_run(struct sim *sim, const struct sim_client *client, uint32_t queue);
+void stream_run(struct sim *sim, struct sim_client *client, uint32_t queue);
+bool stream_idle(const struct sim_client *client);
+/* The job is broken: nothing holds the streams back. */
+void stream_run_wild(struct sim *sim, struct sim_client *client);
+void stream_free(struct sim_client *client);
+
+/* client.c */
+void write_span(struct sim *sim, struct sim_client *client, uint32_t bucket);
+
+/* check.c: what a client may read in a step, against the reference */
+void check_unit(struct sim *sim, struct sim_client *client, uint32_t step, uint32_t unit,
+                const char *when);
+void check_verdict(struct sim *sim, struct sim_client *client, uint32_t step);
+void check_shard(struct sim *sim, struct sim_client *client, uint32_t step, const char *when);
 void check_final(struct sim *sim);
 /* The rank's span of a bucket: its parameters and its reduced gradient. */
 float *span_params(struct sim *sim, uint32_t rank, uint32_t bucket);

@@ -32,6 +32,8 @@ void script_set_up(struct sim *sim, struct sim_client *client)
         if (sim->plan->params[p].numel)
             ask(client, ACT_PARAM_IO, p);
     }
+    if (sim->plan->sums)
+        add(client, ACT_BUFFER, 0, 0);
     add(client, ACT_BARRIER, 0, 0);
     add(client, ACT_BARRIER_WAIT, 0, 0);
     if (sim->plan->measure)
@@ -171,6 +173,19 @@ static void add_micro_step(const struct sim *sim, struct sim_client *client, uin
 
 /* ---- one step -------------------------------------------------------------------------------- */
 
+static bool owns_any(const struct sim *sim, const struct sim_client *client)
+{
+    bool any = false;
+
+    for (uint32_t b = 0; b < layout_page(core_layout(sim->core))->buckets; b++) {
+        uint64_t offset, numel, valid;
+
+        layout_span(core_layout(sim->core), b, client->rank, &offset, &numel, &valid);
+        any |= valid > 0;
+    }
+    return any;
+}
+
 void script_step(struct sim *sim, struct sim_client *client, uint32_t step)
 {
     uint32_t micro_steps = plan_micro_steps(sim->plan, client->rank);
@@ -180,6 +195,8 @@ void script_step(struct sim *sim, struct sim_client *client, uint32_t step)
 
     client->action_count = client->at = 0;
     client->step = step;
+    if (sim->plan->sums)
+        add(client, ACT_SUM, 0, 0);
     for (uint32_t m = 0; m < micro_steps; m++) {
         add_micro_step(sim, client, step, m);
         if (m + 1 < micro_steps)
@@ -192,6 +209,8 @@ void script_step(struct sim *sim, struct sim_client *client, uint32_t step)
     if (!sim->plan->blind)
         add(client, ACT_VERDICT, 0, 0);
     if (!updates && chance / 1000 % 2)
+        return;
+    if (sim->plan->idle_skip && !owns_any(sim, client))
         return;
     /* Also without an update: begin and commit, with nothing written, on some ranks. */
     add(client, ACT_UPDATE_BEGIN, 0, 0);

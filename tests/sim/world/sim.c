@@ -33,7 +33,7 @@ uint32_t sim_draw(struct sim *sim, uint32_t below)
 
 /* ---- the draw -------------------------------------------------------------------------------- */
 
-enum what { WHAT_CLIENT, WHAT_WIRE, WHAT_STREAM, WHAT_REPORT };
+enum what { WHAT_CLIENT, WHAT_WIRE, WHAT_QUEUE, WHAT_STREAM, WHAT_REPORT };
 
 struct choice {
     enum what what;
@@ -52,6 +52,30 @@ static uint32_t stream_speed(const struct sim_plan *plan, uint32_t stream)
     return weight(stream == CORE_STREAM_CONTROL ? plan->control_speed : plan->gather_speed);
 }
 
+static void say_stuck(struct sim *sim)
+{
+    char line[128], text[900] = "";
+
+    for (uint32_t r = 0; r < sim->plan->world; r++) {
+        client_describe(&sim->clients[r], line, sizeof(line));
+        snprintf(text + strlen(text), sizeof(text) - strlen(text), "; %s", line);
+    }
+    sim_fail(sim, "%s%s", sim->done ? "stuck without completions" : "stuck", text);
+}
+
+/* Without completions the steps go on, up to their end. */
+static void check_deaf(struct sim *sim)
+{
+    bool in_steps = true, all_done = true;
+
+    for (uint32_t r = 0; r < sim->plan->world; r++) {
+        in_steps &= !sim->clients[r].set_up;
+        all_done &= sim->clients[r].finished && stream_idle(&sim->clients[r]);
+    }
+    if (in_steps && !all_done)
+        say_stuck(sim);
+}
+
 static uint32_t list_choices(struct sim *sim, struct choice *choices)
 {
     const struct sim_plan *plan = sim->plan;
@@ -62,19 +86,24 @@ static uint32_t list_choices(struct sim *sim, struct choice *choices)
             choices[count++] = (struct choice){WHAT_CLIENT, r, weight(plan->client_speed[r])};
         if (sim->clients[r].out && !sim->clients[r].gone && !sim->broken)
             choices[count++] = (struct choice){WHAT_WIRE, r, weight(plan->wire_speed[r])};
+        for (uint32_t q = 0; q < SIM_QUEUES; q++) {
+            if (stream_can_run(sim, &sim->clients[r], q))
+                choices[count++] = (struct choice){WHAT_QUEUE, r * SIM_QUEUES + q,
+                                                   weight(plan->stream_speed[r])};
+        }
     }
     for (uint32_t s = 0; s < CORE_STREAM_GATHER + plan->world; s++) {
         if (device_can_run(sim, s))
             choices[count++] = (struct choice){WHAT_STREAM, s, stream_speed(plan, s)};
     }
-    if (sim->done)
+    if (sim->done && (!plan->deaf || !count))
         choices[count++] = (struct choice){WHAT_REPORT, 0, weight(plan->done_speed)};
     return count;
 }
 
 static bool draw(struct sim *sim)
 {
-    struct choice choices[SIM_RANKS_MAX * 2 + SIM_STREAMS + 1];
+    struct choice choices[SIM_RANKS_MAX * (2 + SIM_QUEUES) + SIM_STREAMS + 1];
     uint32_t count = list_choices(sim, choices), total = 0, at = 0, drawn;
 
     if (!count)
@@ -93,10 +122,16 @@ static bool draw(struct sim *sim)
     case WHAT_WIRE:
         client_deliver(sim, &sim->clients[choices[at].which]);
         break;
+    case WHAT_QUEUE:
+        stream_run(sim, &sim->clients[choices[at].which / SIM_QUEUES],
+                   choices[at].which % SIM_QUEUES);
+        break;
     case WHAT_STREAM:
         device_run(sim, choices[at].which);
         break;
     case WHAT_REPORT:
+        if (sim->plan->deaf)
+            check_deaf(sim);
         device_report(sim);
         break;
     }
@@ -106,7 +141,7 @@ static bool draw(struct sim *sim)
 static bool all_finished(const struct sim *sim)
 {
     for (uint32_t r = 0; r < sim->plan->world; r++) {
-        if (!sim->clients[r].finished)
+        if (!sim->clients[r].finished || !stream_idle(&sim->clients[r]))
             return false;
     }
     return true;
@@ -165,6 +200,10 @@ static void rejoin(struct sim *sim)
             client_deliver(sim, &sim->clients[r]);
     }
     note_updates(sim);
+    for (uint32_t r = 0; r < sim->plan->world; r++) {
+        if (!sim->clients[r].gone)
+            stream_run_wild(sim, &sim->clients[r]);
+    }
     device_reset(sim);
     while (sim->done)
         device_report(sim);
@@ -173,17 +212,6 @@ static void rejoin(struct sim *sim)
     for (uint32_t r = 0; r < sim->plan->world; r++)
         memset(sim->boards[r].ops, 0, sizeof(sim->boards[r].ops));
     start_clients(sim);
-}
-
-static void say_stuck(struct sim *sim)
-{
-    char line[128], text[900] = "";
-
-    for (uint32_t r = 0; r < sim->plan->world; r++) {
-        client_describe(&sim->clients[r], line, sizeof(line));
-        snprintf(text + strlen(text), sizeof(text) - strlen(text), "; %s", line);
-    }
-    sim_fail(sim, "stuck%s", text);
 }
 
 /* At the end everybody leaves; nobody may be missed. */
@@ -298,6 +326,19 @@ struct sim_plan sim_plan_default(uint64_t seed, uint32_t stage, uint32_t world,
     plan.seal.micro_steps = 1;
     plan.infinite_step = plan.micro_short_rank = plan.stop_rank = plan.never_joins = SIM_NEVER;
     return plan;
+}
+
+void sim_plan_stream(struct sim_plan *plan, uint64_t seed)
+{
+    static const uint32_t speeds[] = {1, 3, 10, 30, 100, 300};
+
+    plan->streams = true;
+    plan->config.device = GW_DEVICE_CUDA;
+    plan->seal.gather = GW_GATHER_PRIVATE;
+    plan->deaf = sim_hash(seed, 5, 5, 5, 5) % 2;
+    plan->sums = sim_hash(seed, 6, 6, 6, 6) % 2;
+    for (uint32_t r = 0; r < SIM_RANKS_MAX; r++)
+        plan->stream_speed[r] = speeds[sim_hash(seed, r, 4, 0, 0) % 6];
 }
 
 void sim_plan_disturb(struct sim_plan *plan, uint64_t seed)

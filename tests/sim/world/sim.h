@@ -11,6 +11,10 @@
  * seed. Every value that a client may read is compared with the reference at the moment it may be
  * read. The first thing that is wrong ends the run and is kept as a text.
  *
+ * Clients come in two kinds. On the host a client waits, reads, writes and then declares. With
+ * streams (a job on GPUs) it only enqueues all that into streams of its own, declares at once, with
+ * tokens that the streams raise when they get there, and runs ahead as far as its slots allow.
+ *
  * One thread. `steps` here count from 0; boards and verdicts from 1.
  */
 #ifndef GW_SIM_H
@@ -60,11 +64,17 @@ struct sim_plan {
     bool blind;       /* updates use no gradient and wait for no verdict */
     bool early_grads; /* the next step's first gradients come inside the update window */
     bool shuffle;     /* gradients come in random order, other on each rank */
+    bool streams;     /* clients of a job on GPUs */
+    bool deaf;        /* the core hears of no completion while anything else can happen; and if the
+                       * steps cannot go on without one, that is an error */
+    bool sums;        /* streams: a collective in each step */
+    bool idle_skip;   /* who owns nothing makes no update */
     bool measure;     /* the comm_alone passes come first */
     uint32_t infinite_step;    /* rank 1 % world has an infinity then; SIM_NEVER */
     uint32_t micro_short_rank; /* ends one micro-step fewer (C04); SIM_NEVER */
 
     uint32_t client_speed[SIM_RANKS_MAX], wire_speed[SIM_RANKS_MAX];
+    uint32_t stream_speed[SIM_RANKS_MAX];
     uint32_t reduce_speed, control_speed, gather_speed, done_speed;
     uint32_t drop_client; /* enum sim_client_edge */
 
@@ -121,6 +131,8 @@ struct sim_plan sim_plan_default(uint64_t seed, uint32_t stage, uint32_t world,
                                  const struct layout_param *params, uint32_t param_count);
 /* Weights and orders drawn from the seed: slow devices, slow clients, slow wires. */
 void sim_plan_disturb(struct sim_plan *plan, uint64_t seed);
+/* The same plan for clients with streams, with what the host ones cannot do. */
+void sim_plan_stream(struct sim_plan *plan, uint64_t seed);
 /* A small model, and a plan over it in which everything that must not matter is drawn. */
 void sim_model_random(struct sim_model *model, uint64_t seed);
 void sim_plan_random(struct sim_plan *plan, const struct sim_model *model, uint32_t stage,

@@ -89,6 +89,18 @@ void trace_effect(const struct sim *sim, const struct core_effect *effect)
     fputc('\n', stderr);
 }
 
+void trace_item(const struct sim *sim, const struct sim_client *client, uint32_t queue,
+                const struct sim_item *item)
+{
+    static const char *const kinds[] = {"wait",    "token", "piece", "read", "verdict",
+                                        "span",    "shard", "fill",  "sum"};
+
+    if (tracing())
+        fprintf(stderr, "%9lu     rank %u stream %u: %s %u, timeline %x %lu\n",
+                (unsigned long)sim->now_ns / 1000, client->rank, queue, kinds[item->kind], item->a,
+                item->timeline, (unsigned long)item->value);
+}
+
 void trace_run(const struct sim *sim, const char *what, uint64_t op)
 {
     if (tracing())
