@@ -74,6 +74,9 @@ struct fabric_ops {
     /* All ranks have joined (again) and are placed: communicators are made, without blocking; works
      * launched from now on use them. */
     int (*form)(struct fabric *fabric);
+    /* A group came to be, in this order of members: what its ops need is made, without blocking.
+     * The world is known since form(). Again for the same list: nothing more. */
+    int (*group)(struct fabric *fabric, const uint32_t *members, uint32_t count);
     /* Bulk memory came or is about to go: fabrics register it. */
     void (*memory_added)(struct fabric *fabric, uint32_t rank, const struct device_memory *memory);
     void (*memory_removed)(struct fabric *fabric, uint32_t rank,

@@ -23,7 +23,7 @@
 #include "tests/fakegpu/alone.h"
 
 #define RANKS 4u
-#define ROOM 300000u /* floats in each of a rank's three arenas */
+#define ROOM 165000u /* floats in each of a rank's three arenas */
 #define DEADLINE_NS (60 * UINT64_C(1000000000))
 
 static const struct plugin *plugin;
@@ -45,6 +45,7 @@ struct side {
 
 struct rig {
     uint32_t world;
+    uint64_t room[AREAS]; /* floats */
     struct side host, cuda;
     float *values; /* of one area */
 };
@@ -82,16 +83,17 @@ static void fill(struct rig *rig)
 {
     for (uint32_t rank = 0; rank < rig->world; rank++)
         for (uint32_t area = 0; area < AREAS; area++) {
-            for (uint64_t i = 0; i < ROOM; i++)
+            size_t bytes = rig->room[area] * sizeof(float);
+            for (uint64_t i = 0; i < rig->room[area]; i++)
                 rig->values[i] = value_of(area == OUT ? 0 : rank, area, i);
             rig->host.device_ops->copy(rig->host.device, base_of(&rig->host, rank, area),
-                                       rig->values, ROOM * sizeof(float));
+                                       rig->values, bytes);
             rig->cuda.device_ops->copy(rig->cuda.device, base_of(&rig->cuda, rank, area),
-                                       rig->values, ROOM * sizeof(float));
+                                       rig->values, bytes);
         }
 }
 
-static void start_side(struct side *side, uint32_t world, uint64_t link_bytes_per_s)
+static void start_side(struct side *side, uint32_t world, const uint64_t room[AREAS])
 {
     char text[GW_TEXT_MAX + 1] = "";
 
@@ -107,7 +109,6 @@ static void start_side(struct side *side, uint32_t world, uint64_t link_bytes_pe
         side->fabric_ops->fabric_new(&(struct fabric_config){.device_ops = side->device_ops,
                                                              .device = side->device,
                                                              .world = world,
-                                                             .link_bytes_per_s = link_bytes_per_s,
                                                              .op_timeout_ns = DEADLINE_NS},
                                      &side->fabric),
         0);
@@ -115,24 +116,72 @@ static void start_side(struct side *side, uint32_t world, uint64_t link_bytes_pe
         for (uint32_t area = 0; area < AREAS; area++) {
             struct device_memory **memory = &side->memory[rank][area];
             assert_int_equal(side->device_ops->memory_new(side->device, DEVICE_MEMORY_ARENA, rank,
-                                                          "test", ROOM * sizeof(float), memory),
+                                                          "test", room[area] * sizeof(float),
+                                                          memory),
                              0);
             side->fabric_ops->memory_added(side->fabric, rank, *memory);
         }
     assert_int_equal(side->fabric_ops->form(side->fabric), 0);
 }
 
-static struct rig *start(uint32_t world)
+static const uint32_t everyone[RANKS] = {0, 1, 2, 3};
+
+static void wait_for(struct side *side, uint64_t op)
+{
+    uint64_t until_ns = now_ns() + DEADLINE_NS;
+    const struct timespec nap = {0, 50000};
+    char text[GW_TEXT_MAX + 1];
+    struct device_done done;
+
+    while (now_ns() < until_ns) {
+        if (side->device_ops->take_fault(side->device, text))
+            fail_msg("%s: %s", side->device_ops->name, text);
+        if (side->device_ops->take_done(side->device, &done)) {
+            assert_int_equal(done.op, op);
+            assert_false(done.failed);
+            return;
+        }
+        nanosleep(&nap, NULL);
+    }
+    fail_msg("%s: op %llu was not done in time", side->device_ops->name, (unsigned long long)op);
+}
+
+/* What issuing threads were told before is done. */
+static void settle(struct rig *rig)
+{
+    struct core_op op = {.kind = CORE_OP_BARRIER,
+                         .stream = CORE_STREAM_CONTROL,
+                         .traffic = GW_KINDS,
+                         .world = rig->world,
+                         .members = everyone,
+                         .id = ++rig->cuda.ops};
+
+    assert_int_equal(rig->cuda.fabric_ops->launch(rig->cuda.fabric, &(struct fabric_op){.op = &op}),
+                     0);
+    wait_for(&rig->cuda, op.id);
+    rig->host.ops = rig->cuda.ops;
+}
+
+static struct rig *start_with(uint32_t world, uint64_t in, uint64_t out)
 {
     struct rig *rig = calloc(1, sizeof(*rig));
 
-    rig->world = world;
-    rig->values = malloc(ROOM * sizeof(float));
-    rig->host = (struct side){.device_ops = &device_host, .fabric_ops = &fabric_local};
-    rig->cuda = (struct side){.device_ops = plugin->device_ops, .fabric_ops = plugin->fabric_ops};
-    start_side(&rig->host, world, 0);
-    start_side(&rig->cuda, world, 0);
+    *rig = (struct rig){
+        .world = world,
+        .room = {in, out, out},
+        .host = {.device_ops = &device_host, .fabric_ops = &fabric_local},
+        .cuda = {.device_ops = plugin->device_ops, .fabric_ops = plugin->fabric_ops},
+        .values = malloc((in > out ? in : out) * sizeof(float)),
+    };
+    start_side(&rig->host, world, rig->room);
+    start_side(&rig->cuda, world, rig->room);
+    settle(rig);
     return rig;
+}
+
+static struct rig *start(uint32_t world)
+{
+    return start_with(world, ROOM, ROOM);
 }
 
 static void stop_side(struct side *side, uint32_t world)
@@ -168,27 +217,16 @@ static void stop(struct rig *rig)
     free(rig);
 }
 
-static void wait_for(struct side *side, uint64_t op)
-{
-    uint64_t until_ns = now_ns() + DEADLINE_NS;
-    const struct timespec nap = {0, 50000};
-    char text[GW_TEXT_MAX + 1];
-    struct device_done done;
-
-    while (now_ns() < until_ns) {
-        if (side->device_ops->take_fault(side->device, text))
-            fail_msg("%s: %s", side->device_ops->name, text);
-        if (side->device_ops->take_done(side->device, &done)) {
-            assert_int_equal(done.op, op);
-            assert_false(done.failed);
-            return;
-        }
-        nanosleep(&nap, NULL);
-    }
-    fail_msg("%s: op %llu was not done in time", side->device_ops->name, (unsigned long long)op);
-}
-
 /* ---- one op on both -------------------------------------------------------------------------- */
+
+/* While an op is launched and runs, nothing may wait for a GPU. */
+static void launch_one(struct side *side, const struct fabric_op *op)
+{
+    assert_true(alone_control("phase step all"));
+    assert_int_equal(side->fabric_ops->launch(side->fabric, op), 0);
+    wait_for(side, op->op->id);
+    assert_true(alone_control("phase setup all"));
+}
 
 struct place {
     uint32_t area;
@@ -201,8 +239,6 @@ struct trial {
     uint32_t ins, outs;
     struct place in[RANKS], out[RANKS];
 };
-
-static const uint32_t everyone[RANKS] = {0, 1, 2, 3};
 
 static void launch(struct side *side, const struct trial *trial)
 {
@@ -221,16 +257,13 @@ static void launch(struct side *side, const struct trial *trial)
         out[i] = base_of(side, own ? what->rank : what->members[i], trial->out[i].area) +
                  trial->out[i].offset;
     op.id = ++side->ops;
-    assert_int_equal(side->fabric_ops->launch(side->fabric,
-                                              &(struct fabric_op){.op = &op, .in = in, .out = out}),
-                     0);
-    wait_for(side, op.id);
+    launch_one(side, &(struct fabric_op){.op = &op, .in = in, .out = out});
 }
 
 static float *area_of(struct rig *rig, struct side *side, uint32_t rank, uint32_t area)
 {
     side->device_ops->copy(side->device, rig->values, base_of(side, rank, area),
-                           ROOM * sizeof(float));
+                           rig->room[area] * sizeof(float));
     return rig->values;
 }
 
@@ -272,7 +305,7 @@ static void compare(struct rig *rig, const struct trial *trial)
             const uint32_t *host = (const uint32_t *)rig->host.memory[rank][area]->base;
             const uint32_t *cuda =
                 (const uint32_t *)(const void *)area_of(rig, &rig->cuda, rank, area);
-            for (uint64_t i = 0; i < ROOM; i++)
+            for (uint64_t i = 0; i < rig->room[area]; i++)
                 if (host[i] != cuda[i])
                     fail_msg("%s: rank %u area %u element %llu: %08x, local has %08x", name, rank,
                              area, (unsigned long long)i, cuda[i], host[i]);
@@ -282,8 +315,9 @@ static void compare(struct rig *rig, const struct trial *trial)
 
 /* ---- exact ----------------------------------------------------------------------------------- */
 
-static const uint64_t sizes[] = {1, 7, 4096, 4099, 70001};
-#define SIZES (sizeof(sizes) / sizeof(sizes[0]))
+/* The fourth is copied to scratch by four ranks and by three, and read in place by two. */
+static const uint64_t sizes[] = {1, 4096, 4099, 40009, 70001};
+#define SIZES(rig) ((rig)->world <= 2 ? 5u : 4u)
 
 static struct trial trial_of(struct rig *rig, enum core_op_kind kind, uint64_t numel)
 {
@@ -348,7 +382,7 @@ static void check_tree(struct rig *rig, uint64_t numel)
 
 static void exact_scatter(struct rig *rig)
 {
-    for (uint32_t s = 0; s < SIZES; s++) {
+    for (uint32_t s = 0; s < SIZES(rig); s++) {
         struct trial trial = trial_of(rig, CORE_OP_REDUCE_SCATTER, sizes[s]);
         fill(rig);
         compare(rig, &trial);
@@ -366,7 +400,7 @@ static void exact_scatter(struct rig *rig)
 
 static void exact_all_reduce(struct rig *rig)
 {
-    for (uint32_t s = 0; s < SIZES; s++) {
+    for (uint32_t s = 0; s < SIZES(rig); s++) {
         struct trial trial = trial_of(rig, CORE_OP_ALL_REDUCE, sizes[s]);
         fill(rig);
         compare(rig, &trial);
@@ -381,6 +415,38 @@ static void exact_all_reduce(struct rig *rig)
             trial.out[i].area = IN;
         compare(rig, &trial);
     }
+}
+
+/* More than scratch holds at once: pieces, of 2796202 elements less what is no whole chunk. */
+static void a_slice_in_pieces(void **state)
+{
+    struct rig *rig = start_with(4, 4 * 2800000, 16);
+    struct trial trial = trial_of(rig, CORE_OP_REDUCE_SCATTER, 2800000);
+
+    (void)state;
+    fill(rig);
+    in_own_slices(&trial);
+    compare(rig, &trial);
+    stop(rig);
+}
+
+/* order=fabric whose results have no place: an all-reduce goes by pieces, a slice that does not fit
+ * into scratch (16 MiB of it) is summed exactly. */
+static void fabric_sums_beyond_scratch(void **state)
+{
+    struct rig *rig = start_with(2, 2 * 4200000, 2 * 4200000);
+    struct trial trial = trial_of(rig, CORE_OP_REDUCE_SCATTER, 4200000);
+
+    (void)state;
+    fill(rig);
+    trial.op.order = GW_ORDER_FABRIC;
+    trial.op.accumulate = 1;
+    compare(rig, &trial);
+    fill(rig);
+    trial.op.kind = CORE_OP_ALL_REDUCE;
+    trial.op.traffic = GW_KIND_ALL_REDUCE;
+    compare(rig, &trial); /* two values have one order only */
+    stop(rig);
 }
 
 static void exact_sums(void **state)
@@ -428,7 +494,7 @@ static void fabric_sums_of(struct rig *rig)
 {
     uint64_t differ = 0;
 
-    for (uint32_t s = 0; s < SIZES; s++) {
+    for (uint32_t s = 0; s < SIZES(rig); s++) {
         struct trial trial = trial_of(rig, CORE_OP_REDUCE_SCATTER, sizes[s]);
         trial.op.order = GW_ORDER_FABRIC;
         for (uint32_t accumulate = 0; accumulate < 2; accumulate++) {
@@ -470,7 +536,7 @@ static void fabric_sums(void **state)
 
 static void moves_of(struct rig *rig)
 {
-    for (uint32_t s = 0; s < SIZES; s++) {
+    for (uint32_t s = 0; s < SIZES(rig); s++) {
         struct trial trial = trial_of(rig, CORE_OP_ALL_GATHER, sizes[s]);
         fill(rig);
         compare(rig, &trial);
@@ -525,12 +591,7 @@ static void launch_gather(struct rig *rig, struct side *side, uint32_t rank, uin
             segments[count++] =
                 (struct fabric_segment){base_of(side, rank, OTHER) + (b * rig->world + q) * slice,
                                         base_of(side, q, IN) + b * slice, slice * sizeof(float)};
-    assert_int_equal(
-        side->fabric_ops->launch(
-            side->fabric,
-            &(struct fabric_op){.op = &op, .segments = segments, .segment_count = count}),
-        0);
-    wait_for(side, op.id);
+    launch_one(side, &(struct fabric_op){.op = &op, .segments = segments, .segment_count = count});
 }
 
 static void gathers(void **state)
@@ -557,6 +618,9 @@ static void groups(void **state)
     struct rig *rig = start(4);
 
     (void)state;
+    for (uint32_t g = 0; g < 4; g++)
+        assert_int_equal(rig->cuda.fabric_ops->group(rig->cuda.fabric, lists[g], counts[g]), 0);
+    settle(rig);
     for (uint32_t round = 0; round < 2; round++)
         for (uint32_t g = 0; g < 4; g++) {
             struct trial trial = trial_of(rig, CORE_OP_ALL_GATHER, 4099);
@@ -641,15 +705,12 @@ static void give_verdict(struct rig *rig, struct side *side, const uint8_t used[
         verdicts[rank] = side->verdicts[rank]->base;
     }
     op.id = side->ops + 1;
-    assert_int_equal(
-        side->fabric_ops->launch(side->fabric, &(struct fabric_op){.op = &op,
-                                                                   .boards = boards,
-                                                                   .verdicts = verdicts,
-                                                                   .buckets = BUCKETS,
-                                                                   .params = PARAMS}),
-        0);
+    launch_one(side, &(struct fabric_op){.op = &op,
+                                         .boards = boards,
+                                         .verdicts = verdicts,
+                                         .buckets = BUCKETS,
+                                         .params = PARAMS});
     side->ops++;
-    wait_for(side, op.id);
 }
 
 static void compare_verdicts(struct rig *rig, uint64_t step)
@@ -727,7 +788,25 @@ static void verdict_of_fabric_order(void **state)
 
 /* ---- lives ----------------------------------------------------------------------------------- */
 
-/* What is under way when a job fails ends, and the next generation works. */
+static uint64_t gather_all(struct side *side, const struct trial *trial)
+{
+    struct core_op op = trial->op;
+    const float *in[RANKS];
+    float *out[RANKS];
+
+    for (uint32_t r = 0; r < op.world; r++) {
+        in[r] = base_of(side, r, IN);
+        out[r] = base_of(side, r, OUT);
+    }
+    op.id = ++side->ops;
+    assert_int_equal(side->fabric_ops->launch(side->fabric,
+                                              &(struct fabric_op){.op = &op, .in = in, .out = out}),
+                     0);
+    return op.id;
+}
+
+/* What is under way when a job fails ends, a collective that hangs too, and the next generation
+ * works. */
 static void abort_and_form_again(void **state)
 {
     struct rig *rig = start(3);
@@ -738,19 +817,10 @@ static void abort_and_form_again(void **state)
     (void)state;
     fill(rig);
     compare(rig, &trial);
-    for (uint32_t i = 0; i < 3; i++) {
-        const float *in[RANKS];
-        float *out[RANKS];
-        struct core_op op = trial.op;
-        for (uint32_t r = 0; r < 3; r++) {
-            in[r] = base_of(side, r, IN);
-            out[r] = base_of(side, r, OUT);
-        }
-        op.id = ++side->ops;
-        assert_int_equal(side->fabric_ops->launch(
-                             side->fabric, &(struct fabric_op){.op = &op, .in = in, .out = out}),
-                         0);
-    }
+    assert_true(alone_control("inject nccl-hang"));
+    for (uint32_t i = 0; i < 3; i++)
+        (void)gather_all(side, &trial);
+    nanosleep(&(struct timespec){0, 50000000}, NULL); /* mostly it hangs by then */
     side->fabric_ops->abort(side->fabric);
     side->device_ops->abort(side->device, DEVICE_ALL_RANKS);
     side->device_ops->drain(side->device);
@@ -759,11 +829,12 @@ static void abort_and_form_again(void **state)
     assert_false(side->device_ops->take_done(side->device, &done));
     assert_int_equal(side->fabric_ops->launch(side->fabric, &(struct fabric_op){.op = &trial.op}),
                      GW_E_STATE);
+    assert_true(alone_control("inject nccl-hang 1000000"));
     side->device_ops->resume(side->device);
     assert_int_equal(side->fabric_ops->form(side->fabric), 0);
+    settle(rig);
     rig->cuda.fabric_ops->reset(rig->cuda.fabric);
     rig->host.fabric_ops->reset(rig->host.fabric);
-    rig->host.ops = side->ops;
     fill(rig);
     compare(rig, &trial);
     stop(rig);
@@ -789,6 +860,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(verdicts),
         cmocka_unit_test(verdict_of_fabric_order),
         cmocka_unit_test(abort_and_form_again),
+        cmocka_unit_test(a_slice_in_pieces),
+        cmocka_unit_test(fabric_sums_beyond_scratch),
     };
 
     (void)argc;

@@ -379,6 +379,7 @@ static void forming_and_orders(void **state)
 
     (void)state;
     assert_int_equal(FABRIC->form(world->fabric), 0);
+    assert_int_equal(FABRIC->group(world->fabric, members, 2), 0);
     for (uint32_t order = 0; order < 2; order++) {
         memset(world->other, 0, sizeof(world->other));
         world->memory[0][0] = 1e8f, world->memory[1][0] = 1, world->memory[2][0] = -1e8f;

@@ -127,6 +127,14 @@ static int local_form(struct fabric *fabric)
     return 0;
 }
 
+static int local_group(struct fabric *fabric, const uint32_t *members, uint32_t count)
+{
+    (void)fabric;
+    (void)members;
+    (void)count;
+    return 0;
+}
+
 /* Partials are made by their first reduction. */
 static int local_sealed(struct fabric *fabric, const uint64_t *slice_numel, uint32_t buckets,
                         uint32_t params)
@@ -163,6 +171,7 @@ const struct fabric_ops fabric_local = {
     .fabric_new = local_new,
     .fabric_free = local_free,
     .form = local_form,
+    .group = local_group,
     .memory_added = local_memory,
     .memory_removed = local_memory,
     .sealed = local_sealed,

@@ -132,6 +132,14 @@ static int fabric_form(struct fabric *fabric)
     return r;
 }
 
+static int fabric_group(struct fabric *fabric, const uint32_t *members, uint32_t count)
+{
+    struct nccl_fabric *nccl = nccl_of(fabric);
+    struct nccl_group *group;
+
+    return nccl->world ? nccl_group_get(nccl->world, members, count, &group) : GW_E_STATE;
+}
+
 static int fabric_sealed(struct fabric *fabric, const uint64_t *slice_numel, uint32_t buckets,
                          uint32_t params)
 {
@@ -244,6 +252,7 @@ const struct fabric_ops fabric_nccl = {
     .fabric_new = fabric_new,
     .fabric_free = fabric_free,
     .form = fabric_form,
+    .group = fabric_group,
     .memory_added = memory_added,
     .memory_removed = memory_removed,
     .sealed = fabric_sealed,
