@@ -18,7 +18,7 @@ strlen strnlen strcmp strncmp strcasecmp strncasecmp strchr strrchr strspn strcs
 snprintf vsnprintf qsort bsearch strtoul strtoull strtol strtoll strtod
 sqrt sqrtf fabs floor ceil ldexp frexp __assert_fail
 __ctype_b_loc __ctype_tolower_loc tolower toupper isspace
-__stack_chk_fail _GLOBAL_OFFSET_TABLE_
+__stack_chk_fail _GLOBAL_OFFSET_TABLE_ __popcountdi2
 """.split())
 ALSO = {"gw_proto": re.compile(r"protobuf_c_\w+$"), "gw_conf": re.compile(r"ini_parse\w*$"),
         "gw_conf_json": re.compile(r"json_\w+$|jsonp_\w+$")}
@@ -110,10 +110,16 @@ def test_the_library_includes_no_daemon():
     check_own_includes("client/lib", ("gradwire/", "proto/", "daemon/base/", "client/lib/"))
 
 
+def test_the_cuda_library_knows_one_table_of_the_library():
+    assert sources("client/cuda"), "client/cuda is missing"
+    check_own_includes("client/cuda", ("gradwire/", "client/lib/device.h", "client/cuda/"))
+
+
 def test_the_tool_includes_little_of_the_daemon():
     check_own_includes("client/ctl", ("gradwire/", "proto/", "daemon/base/", "client/ctl/",
                                       "daemon/core/layout.h", "daemon/core/plan.h",
-                                      "daemon/conf/deepspeed.h", "daemon/conf/model.h"))
+                                      "daemon/conf/deepspeed.h", "daemon/conf/model.h",
+                                      "daemon/device/plugin.h"))
 
 
 def test_examples_use_the_public_header_alone():

@@ -29,6 +29,19 @@ int main(void)
 }
 """
 
+CUDA_PROGRAM = r"""
+#include <gradwire/cuda.h>
+#include <stdio.h>
+int main(void)
+{
+    struct gw_device *device = NULL;
+    int r = gw_cuda_device_new(-1, &device);
+
+    printf("%s: %s\n", gw_error_name(r), gw_last_error());
+    return 0;
+}
+"""
+
 
 def run(*command, **options):
     return subprocess.run([str(c) for c in command], capture_output=True, text=True, timeout=120,
@@ -63,7 +76,8 @@ def one(tree, pattern):
 @pytest.mark.parametrize("pattern", [
     r"/s?bin/gradwired$", r"/bin/gwctl$", r"/libexec/gradwire/gradwire-engine$",
     r"/libgradwire\.so\.0$", r"/libgradwire\.so$", r"/include/gradwire/gradwire\.h$",
-    r"/include/gradwire/errors\.h$", r"/pkgconfig/libgradwire\.pc$",
+    r"/include/gradwire/cuda\.h$", r"/include/gradwire/errors\.h$",
+    r"/pkgconfig/libgradwire\.pc$",
     r"systemd/system/gradwired\.service$", r"gradwired\.conf$",
     r"/man8/gradwired\.8", r"/man1/gwctl\.1", r"/man5/gradwired\.conf\.5"])
 def test_is_installed(tree, pattern):
@@ -76,7 +90,7 @@ def test_nothing_internal_is_installed(tree):
                      or n in ("wire.h", "shm.h", "core.h") or n.startswith("test_"))
     assert not strange
     headers = {p.name for p in files(tree) if p.suffix == ".h"}
-    assert headers == {"gradwire.h", "errors.h"}
+    assert headers == {"gradwire.h", "cuda.h", "errors.h"}
 
 
 def test_permissions(tree):
@@ -98,23 +112,37 @@ def test_no_trace_of_the_build_machine(tree):
             assert not any(place in content for place in places), path
 
 
-@pytest.mark.parametrize("compiler, suffix", [("cc", "c"), ("g++", "cc")])
-def test_program_builds_with_pkg_config(tree, tmp_path, compiler, suffix):
+def build_with_pkg_config(tree, tmp_path, compiler, suffix, package, text):
+    """What the program prints."""
     if not shutil.which(compiler):
         pytest.skip(f"no {compiler}")
-    pc = one(tree, r"libgradwire\.pc$")
+    pc = one(tree, rf"/{package}\.pc$")
     env = {**os.environ, "PKG_CONFIG_PATH": str(pc.parent), "PKG_CONFIG_SYSROOT_DIR": str(tree)}
-    assert run("pkg-config", "--modversion", "libgradwire", env=env).stdout.strip() == VERSION
-    flags = run("pkg-config", "--cflags", "--libs", "libgradwire", env=env)
+    assert run("pkg-config", "--modversion", package, env=env).stdout.strip() == VERSION
+    flags = run("pkg-config", "--cflags", "--libs", package, env=env)
     assert flags.returncode == 0, flags.stderr
     source = tmp_path / f"program.{suffix}"
-    source.write_text(PROGRAM)
+    source.write_text(text)
     done = run(compiler, source, "-Wall", "-Werror", "-o", tmp_path / "program",
                *flags.stdout.split())
     assert done.returncode == 0, done.stderr
     library = one(tree, r"libgradwire\.so\.0$").parent
-    done = run(tmp_path / "program", env={**os.environ, "LD_LIBRARY_PATH": str(library)})
-    assert done.stdout == f"{VERSION} GW_E_NO_DAEMON\n", done
+    return run(tmp_path / "program", env={**os.environ, "LD_LIBRARY_PATH": str(library)}).stdout
+
+
+@pytest.mark.parametrize("compiler, suffix", [("cc", "c"), ("g++", "cc")])
+def test_program_builds_with_pkg_config(tree, tmp_path, compiler, suffix):
+    out = build_with_pkg_config(tree, tmp_path, compiler, suffix, "libgradwire", PROGRAM)
+    assert out == f"{VERSION} GW_E_NO_DAEMON\n"
+
+
+@pytest.mark.parametrize("compiler, suffix", [("cc", "c"), ("g++", "cc")])
+def test_cuda_program_builds_with_pkg_config(tree, tmp_path, compiler, suffix):
+    """With or without a driver there is no GPU -1; the text says which of both is missing."""
+    if not [p for p in files(tree) if p.name == "gradwire-cuda.pc"]:
+        pytest.skip("libgradwire-cuda is not built: no CUDA headers")
+    out = build_with_pkg_config(tree, tmp_path, compiler, suffix, "gradwire-cuda", CUDA_PROGRAM)
+    assert re.match(r"GW_E_NO_DEVICE: (no NVIDIA driver|there is no GPU -1|cuInit)", out), out
 
 
 @pytest.mark.parametrize("name", ["gradwired", "gwctl"])
