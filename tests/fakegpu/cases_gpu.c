@@ -15,7 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* ---- helpers ------------------------------------------------------------------------------------- */
+/* ---- helpers -------------------------------------------------------------------------------- */
 
 _Noreturn void die(int line, const char *what, int error)
 {
@@ -141,7 +141,7 @@ bool stream_done(void *stream)
     return cudaStreamQuery(stream) == cudaSuccess;
 }
 
-/* ---- cases --------------------------------------------------------------------------------------- */
+/* ---- cases ---------------------------------------------------------------------------------- */
 
 static void add_one(void *count)
 {
@@ -313,7 +313,8 @@ static void vmm(void)
     CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
                                 .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
                                 .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 0}};
-    CUmemAccessDesc access = {.location = prop.location, .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    CUmemAccessDesc access = {.location = prop.location,
+                              .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
     CUmemGenericAllocationHandle handle, again;
     CUdeviceptr at;
     float *to = host_new(0);
@@ -498,6 +499,28 @@ static void entry_points(void)
     EXPECT(value == 0);
 }
 
+static bool begun(void *stamps)
+{
+    return ((volatile uint64_t *)stamps)[0] != 0;
+}
+
+/* A free returns when what ran has ended, whatever it touched. */
+static void free_waits(void)
+{
+    float *device = device_new();
+    cudaStream_t stream = stream_new();
+    volatile uint64_t *stamps;
+
+    CUDA(cudaMallocHost((void **)&stamps, 4096));
+    stamps[0] = stamps[1] = 0;
+    CUDA(launch_span((uint64_t *)stamps, 30000000, stream));
+    EXPECT(until(begun, (void *)stamps));
+    CUDA(cudaFree(device));
+    EXPECT(stamps[1] != 0);
+    CUDA(cudaStreamDestroy(stream));
+    CUDA(cudaFreeHost((void *)stamps));
+}
+
 /* Out of memory, once, is told and over. */
 static void oom(void)
 {
@@ -528,7 +551,7 @@ static const struct test_case cases_good[] = {
     {"kernels", kernels}, {"nvcc", nvcc}, {"registered", registered}, {"vmm", vmm},
     {"peers", peers}, {"by_words", by_words}, {"cyclic", cyclic}, {"queues", queues},
     {"touch", touch}, {"forked", forked}, {"entry_points", entry_points}, {"oom", oom},
-    {"sticky", sticky}, {0},
+    {"free_waits", free_waits}, {"sticky", sticky}, {0},
 };
 
 int main(int argc, char **argv)

@@ -84,7 +84,7 @@ int get_fd(int fd)
     return passed;
 }
 
-/* ---- legacy IPC ---------------------------------------------------------------------------------- */
+/* ---- legacy IPC ----------------------------------------------------------------------------- */
 
 struct shared {
     cudaIpcMemHandle_t memory;
@@ -144,7 +144,7 @@ static void ipc(void)
     CUDA(cudaFreeHost(from));
 }
 
-/* ---- VMM ----------------------------------------------------------------------------------------- */
+/* ---- VMM ------------------------------------------------------------------------------------ */
 
 static const CUmemAccessDesc ACCESS = {.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 0},
                                        .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
@@ -201,7 +201,7 @@ static void vmm_pair(void)
     CUDA(cudaFreeHost(to));
 }
 
-/* ---- words on a page that both have registered --------------------------------------------------- */
+/* ---- words on a page that both have registered ---------------------------------------------- */
 
 static uint64_t *page_map(int fd, int protection)
 {
@@ -265,7 +265,7 @@ static void words(void)
     CUDA(cudaFreeHost(from));
 }
 
-/* ---- a process that dies ------------------------------------------------------------------------- */
+/* ---- a process that dies -------------------------------------------------------------------- */
 
 static void dead_child(int fd)
 {
@@ -308,7 +308,7 @@ static void dead_peer(void)
     CUDA(cudaFree(device));
 }
 
-/* ---- kernels of two processes -------------------------------------------------------------------- */
+/* ---- kernels of two processes --------------------------------------------------------------- */
 
 #define SPANS 6
 #define SPAN_NS UINT64_C(20000000)
@@ -356,7 +356,7 @@ static void overlap(void)
     pair_end(pair);
 }
 
-/* ---- injected, and broken rules between processes ------------------------------------------------ */
+/* ---- injected, and broken rules between processes ------------------------------------------- */
 
 static void open_child(int fd)
 {
@@ -374,6 +374,33 @@ static void open_child(int fd)
 static void open_fails(void)
 {
     struct pair pair = pair_new(open_child);
+    float *device = device_new();
+    cudaIpcMemHandle_t handle;
+
+    CUDA(cudaIpcGetMemHandle(&handle, device));
+    put(pair.fd, &handle, sizeof(handle));
+    pair_end(pair);
+    CUDA(cudaFree(device));
+}
+
+static void node_child(int fd)
+{
+    cudaIpcMemHandle_t handle;
+    void *pointer;
+    int count = 0;
+
+    setenv("FAKEGPU_NODE", "1", 1);
+    get(fd, &handle, sizeof(handle));
+    CUDA(cudaGetDeviceCount(&count));
+    EXPECT(count == 2);
+    EXPECT(cudaIpcOpenMemHandle(&pointer, handle, cudaIpcMemLazyEnablePeerAccess) ==
+           cudaErrorInvalidResourceHandle);
+}
+
+/* Another node has its own GPUs and cannot open this one's memory. */
+static void nodes(void)
+{
+    struct pair pair = pair_new(node_child);
     float *device = device_new();
     cudaIpcMemHandle_t handle;
 
@@ -521,7 +548,8 @@ static void bad_foreign(void)
 
 const struct test_case cases_pair[] = {
     {"ipc", ipc}, {"vmm_pair", vmm_pair}, {"words", words}, {"dead_peer", dead_peer},
-    {"overlap", overlap}, {"open_fails", open_fails}, {"bad_double_open", bad_double_open},
+    {"overlap", overlap}, {"open_fails", open_fails}, {"nodes", nodes},
+    {"bad_double_open", bad_double_open},
     {"bad_free_open", bad_free_open}, {"bad_event_reuse", bad_event_reuse},
     {"bad_event_free", bad_event_free}, {"bad_foreign", bad_foreign}, {0},
 };

@@ -137,7 +137,7 @@ CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext to_context, CUdeviceptr fro
     return copy_any(to, from, bytes, stream, "cuMemcpyPeerAsync");
 }
 
-/* ---- fills --------------------------------------------------------------------------------------- */
+/* ---- fills ---------------------------------------------------------------------------------- */
 
 static CUresult fill(CUdeviceptr to, uint32_t value, uint64_t width, size_t count,
                      CUstream stream)

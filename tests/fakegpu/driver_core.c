@@ -38,7 +38,7 @@ static _Thread_local CUcontext stack[CONTEXT_DEPTH];
 static _Thread_local int depth;
 static _Thread_local bool inside_hostfn;
 
-/* ---- packets ------------------------------------------------------------------------------------- */
+/* ---- packets -------------------------------------------------------------------------------- */
 
 static int connect_to(const char *path)
 {
@@ -185,7 +185,7 @@ void fg_note_sync(const char *call)
     core_call_name(FG_SYNC, call, NULL);
 }
 
-/* ---- host functions ------------------------------------------------------------------------------ */
+/* ---- host functions ------------------------------------------------------------------------- */
 
 static void *hostfn_thread(void *arg)
 {
@@ -224,7 +224,7 @@ static bool hostfn_open(const char *path, uint32_t process, uint64_t node)
     return good;
 }
 
-/* ---- start and end ------------------------------------------------------------------------------- */
+/* ---- start and end -------------------------------------------------------------------------- */
 
 static void in_child(void)
 {
@@ -311,7 +311,7 @@ __attribute__((destructor)) static void leave(void)
     fg_call(&bye, NULL, NULL);
 }
 
-/* ---- devices and contexts ------------------------------------------------------------------------ */
+/* ---- devices and contexts ------------------------------------------------------------------- */
 
 uint32_t core_first_gpu(void)
 {

@@ -186,7 +186,7 @@ CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest)
     return r;
 }
 
-/* ---- errors -------------------------------------------------------------------------------------- */
+/* ---- errors --------------------------------------------------------------------------------- */
 
 static const struct {
     CUresult error;

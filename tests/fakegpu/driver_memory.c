@@ -40,7 +40,7 @@ static uint64_t bytes_at(uint64_t address)
     return reply.v[1];
 }
 
-/* ---- device memory ------------------------------------------------------------------------------- */
+/* ---- device memory -------------------------------------------------------------------------- */
 
 CUresult cuMemAlloc(CUdeviceptr *pointer, size_t bytes)
 {
@@ -107,7 +107,7 @@ CUresult cuMemGetAddressRange(CUdeviceptr *base, size_t *bytes, CUdeviceptr poin
     return CUDA_SUCCESS;
 }
 
-/* ---- pinned host memory: the same address on host and device ------------------------------------- */
+/* ---- pinned host memory: the same address on host and device -------------------------------- */
 
 CUresult cuMemHostAlloc(void **pointer, size_t bytes, unsigned int flags)
 {
@@ -157,7 +157,7 @@ CUresult cuMemFreeHost(void *pointer)
     return r;
 }
 
-/* ---- virtual memory management ------------------------------------------------------------------- */
+/* ---- virtual memory management -------------------------------------------------------------- */
 
 CUresult cuMemGetAllocationGranularity(size_t *granularity, const CUmemAllocationProp *prop,
                                        CUmemAllocationGranularity_flags option)
@@ -316,7 +316,7 @@ CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void 
     return r;
 }
 
-/* ---- legacy IPC ---------------------------------------------------------------------------------- */
+/* ---- legacy IPC ----------------------------------------------------------------------------- */
 
 static void handle_put(char *reserved, const char *magic, const struct fg_reply *reply)
 {
@@ -404,7 +404,7 @@ CUresult cuIpcOpenEventHandle(CUevent *event, CUipcEventHandle handle)
     return r;
 }
 
-/* ---- what a pointer is --------------------------------------------------------------------------- */
+/* ---- what a pointer is ---------------------------------------------------------------------- */
 
 static CUresult attribute(void *data, CUpointer_attribute which, CUdeviceptr pointer,
                           const struct fg_reply *reply)

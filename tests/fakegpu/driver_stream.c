@@ -55,7 +55,7 @@ CUresult wait_for(uint32_t scope, uint32_t gpu, uint64_t number)
     return r;
 }
 
-/* ---- streams ------------------------------------------------------------------------------------- */
+/* ---- streams -------------------------------------------------------------------------------- */
 
 CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned int flags, int priority)
 {
@@ -158,7 +158,7 @@ CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus *status)
     return fg_stream(stream) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }
 
-/* ---- events -------------------------------------------------------------------------------------- */
+/* ---- events --------------------------------------------------------------------------------- */
 
 CUresult cuEventCreate(CUevent *event, unsigned int flags)
 {
@@ -166,7 +166,7 @@ CUresult cuEventCreate(CUevent *event, unsigned int flags)
     uint32_t gpu;
     CUresult r = core_context(&gpu);
 
-    if (!r && (flags & ~7u || (flags & CU_EVENT_INTERPROCESS && !(flags & CU_EVENT_DISABLE_TIMING))))
+    if (!r && (flags & ~7u || (flags & 6u) == CU_EVENT_INTERPROCESS)) /* which has no timing */
         r = CUDA_ERROR_INVALID_VALUE;
     if (!r)
         r = core_call(FG_EVENT_NEW, gpu, ARGS(flags), &reply);
@@ -217,7 +217,7 @@ CUresult cuEventElapsedTime(float *ms, CUevent start, CUevent end)
     return r;
 }
 
-/* ---- memory operations --------------------------------------------------------------------------- */
+/* ---- memory operations ---------------------------------------------------------------------- */
 
 static CUresult memops(CUstream stream, const struct fg_memop *ops, uint32_t count)
 {
@@ -308,7 +308,7 @@ CUresult cuStreamBatchMemOp(CUstream stream, unsigned int count, CUstreamBatchMe
     return r;
 }
 
-/* ---- host functions ------------------------------------------------------------------------------ */
+/* ---- host functions ------------------------------------------------------------------------- */
 
 CUresult cuLaunchHostFunc(CUstream stream, CUhostFn function, void *argument)
 {

@@ -113,7 +113,7 @@ struct fg_hostfn {
     uint64_t op, function, argument;
 };
 
-/* ---- exported by libcuda's double to the doubles of libcudart and libnccl ---------------------- */
+/* ---- exported by libcuda's double to the doubles of libcudart and libnccl ------------------- */
 
 /* A CUresult; a reply's value otherwise. Thread-safe. `reply` may be NULL. */
 int fg_call(struct fg_request *request, const void *payload, struct fg_reply *ret_reply);

@@ -21,7 +21,7 @@ cudaError_t runtime_ready(void)
     return runtime_result(fg_gpu_count() ? CUDA_ERROR_NOT_INITIALIZED : CUDA_ERROR_NO_DEVICE);
 }
 
-/* ---- devices ------------------------------------------------------------------------------------- */
+/* ---- devices -------------------------------------------------------------------------------- */
 
 cudaError_t cudaGetDeviceCount(int *count)
 {
@@ -160,7 +160,7 @@ cudaError_t cudaSetDeviceFlags(unsigned int flags)
     return cudaSuccess;
 }
 
-/* ---- errors -------------------------------------------------------------------------------------- */
+/* ---- errors --------------------------------------------------------------------------------- */
 
 cudaError_t cudaGetLastError(void)
 {
@@ -217,7 +217,7 @@ const char *cudaGetErrorName(cudaError_t error)
     return "unrecognized error code";
 }
 
-/* ---- versions ------------------------------------------------------------------------------------ */
+/* ---- versions ------------------------------------------------------------------------------- */
 
 /* 0 where there is no driver, as documented. */
 cudaError_t cudaDriverGetVersion(int *version)

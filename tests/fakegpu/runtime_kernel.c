@@ -43,7 +43,7 @@ static _Thread_local struct {
 } pushed[8];
 static _Thread_local int pushed_count;
 
-/* ---- modules ------------------------------------------------------------------------------------- */
+/* ---- modules -------------------------------------------------------------------------------- */
 
 void **__cudaRegisterFatBinary(void *binary)
 {
@@ -106,7 +106,7 @@ char __cudaInitModule(void **handle)
     return 1;
 }
 
-/* ---- launches ------------------------------------------------------------------------------------ */
+/* ---- launches ------------------------------------------------------------------------------- */
 
 unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, size_t shared, void *stream)
 {
@@ -210,7 +210,7 @@ cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void 
     RUN(launch((struct registered *)kernel, grid, block, args, stream));
 }
 
-/* ---- what kernels are ---------------------------------------------------------------------------- */
+/* ---- what kernels are ----------------------------------------------------------------------- */
 
 cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attributes, const void *stub)
 {

@@ -95,7 +95,7 @@ cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *a, const void
     return r;
 }
 
-/* ---- copies and fills ---------------------------------------------------------------------------- */
+/* ---- copies and fills ----------------------------------------------------------------------- */
 
 /* The kind must be what the pointers are. */
 static bool kind_fits(CUdeviceptr to, CUdeviceptr from, enum cudaMemcpyKind kind)
@@ -154,7 +154,7 @@ cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t stre
     RUN(cuMemsetD8Async(ADDRESS(to), (unsigned char)value, bytes, stream));
 }
 
-/* ---- IPC ----------------------------------------------------------------------------------------- */
+/* ---- IPC ------------------------------------------------------------------------------------ */
 
 cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *handle, void *pointer)
 {

@@ -47,7 +47,7 @@ enum {
     E_UNKNOWN = 999,
 };
 
-/* ---- rules ------------------------------------------------------------------------------------- */
+/* ---- rules ---------------------------------------------------------------------------------- */
 
 enum rule {
 #define RULE(name, text, source) RULE_##name,
@@ -62,7 +62,7 @@ void violation(struct server *s, enum rule rule, struct process *process, const 
 /* -1: no rule of that name. */
 int rule_find(const char *name);
 
-/* ---- randomness: a function of the seed and of what it is for, never of time ---------------------- */
+/* ---- randomness: a function of the seed and of what it is for, never of time ---------------- */
 
 uint64_t mix64(uint64_t x);
 uint64_t random_of(const struct server *s, uint64_t what, uint64_t which);
@@ -70,7 +70,7 @@ uint64_t random_of(const struct server *s, uint64_t what, uint64_t which);
 uint64_t random_delay_ns(const struct server *s, uint64_t what, uint64_t which);
 uint64_t now_ns(void);
 
-/* ---- memory ------------------------------------------------------------------------------------ */
+/* ---- memory --------------------------------------------------------------------------------- */
 
 enum phys_kind { PHYS_MALLOC, PHYS_VMM, PHYS_HOST, PHYS_REGISTERED };
 
@@ -134,7 +134,7 @@ struct map *map_find(struct server *s, struct process *p, uint64_t address, uint
 /* The server's pointer for an address of the process, NULL where the process may not use it. */
 void *map_pointer(const struct map *map, uint64_t address);
 
-/* ---- streams ----------------------------------------------------------------------------------- */
+/* ---- streams -------------------------------------------------------------------------------- */
 
 enum op_kind {
     OP_NONE, /* only order */
@@ -255,7 +255,7 @@ void server_kick(struct server *s);
 /* Without the lock: runs fn(arg) and catches its faults. Returns 0 or the address it touched. */
 uint64_t guard_run(void (*fn)(void *arg), void *arg);
 
-/* ---- processes --------------------------------------------------------------------------------- */
+/* ---- processes ------------------------------------------------------------------------------ */
 
 struct process {
     uint32_t id;
@@ -312,7 +312,7 @@ struct server {
 
 struct process *process_find(struct server *s, pid_t pid);
 
-/* ---- what the NCCL part (nccl_server.c) provides; nccl_none.c stands in where it is missing -------- */
+/* ---- what the NCCL part (nccl_server.c) provides; nccl_none.c stands in where it is missing - */
 
 /* Requests FG_NCCL_FIRST to FG_NCCL_LAST. */
 void nccl_request(struct server *s, struct process *p, const struct fg_request *request,

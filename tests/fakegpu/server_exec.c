@@ -199,7 +199,7 @@ static void run_kernel(struct server *s, struct op *op)
     process_fault(s, p, E_ILLEGAL_ADDRESS, "%s", op->u.launch.kernel->name);
 }
 
-/* ---- words --------------------------------------------------------------------------------------- */
+/* ---- words ---------------------------------------------------------------------------------- */
 
 bool wait_satisfied(struct server *s, const struct op *op)
 {
@@ -274,7 +274,7 @@ static bool run_hostfn(struct op *op)
                                    MSG_DONTWAIT | MSG_NOSIGNAL) == (ssize_t)sizeof(message);
 }
 
-/* ---- one op -------------------------------------------------------------------------------------- */
+/* ---- one op --------------------------------------------------------------------------------- */
 
 /* The stream is now ordered behind what the op was. */
 static void acquire(struct server *s, struct op *op)

@@ -64,7 +64,7 @@ static void drop(struct server *s, struct connection *connection)
     free(connection);
 }
 
-/* ---- calls --------------------------------------------------------------------------------------- */
+/* ---- calls ---------------------------------------------------------------------------------- */
 
 /* First request of a connection. */
 static void hello(struct server *s, struct connection *connection, struct call *c)
@@ -246,7 +246,7 @@ static bool on_control(struct server *s, struct connection *connection)
     return connection->line_bytes < sizeof(connection->line) - 1;
 }
 
-/* ---- sockets ------------------------------------------------------------------------------------- */
+/* ---- sockets -------------------------------------------------------------------------------- */
 
 static int listen_at(const char *path, int type)
 {
@@ -318,7 +318,7 @@ static void loop(struct server *s)
     }
 }
 
-/* ---- start --------------------------------------------------------------------------------------- */
+/* ---- start ---------------------------------------------------------------------------------- */
 
 static int parse(int argc, char **argv, struct options *o)
 {

@@ -33,7 +33,7 @@ uint64_t address_new(struct server *s, uint64_t bytes, uint64_t alignment)
     return address;
 }
 
-/* ---- sorted ranges ------------------------------------------------------------------------------- */
+/* ---- sorted ranges -------------------------------------------------------------------------- */
 
 static size_t maps_place(const struct maps *maps, uint64_t address)
 {
@@ -129,7 +129,7 @@ struct map *map_exact(struct server *s, const struct process *p, uint64_t addres
     return map && map->process == p && map->address == address && map->kind == kind ? map : NULL;
 }
 
-/* ---- what holds bytes ---------------------------------------------------------------------------- */
+/* ---- what holds bytes ----------------------------------------------------------------------- */
 
 struct phys *phys_new(struct server *s, enum phys_kind kind, int gpu, uint64_t bytes,
                       struct process *owner)
@@ -196,7 +196,7 @@ void phys_poison(const struct phys *phys)
     munmap(at, phys->mapped_bytes);
 }
 
-/* ---- maps ---------------------------------------------------------------------------------------- */
+/* ---- maps ----------------------------------------------------------------------------------- */
 
 struct map *map_new(struct server *s, struct process *p, enum map_kind kind, struct phys *phys,
                     uint64_t address, uint64_t bytes, uint64_t offset, int protection)

@@ -41,7 +41,7 @@ static struct access_log *logs[TABLE];
 static struct access *open_accesses;
 static struct word *words[TABLE];
 
-/* ---- clocks -------------------------------------------------------------------------------------- */
+/* ---- clocks --------------------------------------------------------------------------------- */
 
 static int clock_room(struct clock *clock, uint32_t count)
 {
@@ -100,7 +100,7 @@ void ops_join(struct server *s, struct op *const *ops, uint32_t count)
     clock_free(&all);
 }
 
-/* ---- accesses ------------------------------------------------------------------------------------ */
+/* ---- accesses ------------------------------------------------------------------------------- */
 
 static struct access_log *log_of(uint64_t inode)
 {
@@ -225,7 +225,7 @@ void order_op_done(struct server *s, const struct op *op)
     }
 }
 
-/* ---- words --------------------------------------------------------------------------------------- */
+/* ---- words ---------------------------------------------------------------------------------- */
 
 static struct word *word_of(const struct map *map, uint64_t address, bool make)
 {

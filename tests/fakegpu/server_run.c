@@ -58,7 +58,7 @@ void server_kick(struct server *s)
     pthread_cond_broadcast(&s->work);
 }
 
-/* ---- choice -------------------------------------------------------------------------------------- */
+/* ---- choice --------------------------------------------------------------------------------- */
 
 struct pick {
     struct op *op; /* chosen so far */
@@ -137,7 +137,7 @@ static struct pick choose(struct server *s, uint64_t now)
     return pick;
 }
 
-/* ---- workers ------------------------------------------------------------------------------------- */
+/* ---- workers -------------------------------------------------------------------------------- */
 
 static void sleep_until(struct server *s, uint64_t until_ns)
 {

@@ -24,7 +24,7 @@ static struct phys *phys_by_id(struct server *s, uint64_t id)
     return NULL;
 }
 
-/* ---- legacy IPC ---------------------------------------------------------------------------------- */
+/* ---- legacy IPC ----------------------------------------------------------------------------- */
 
 static void ipc_export(struct server *s, struct call *c)
 {
@@ -110,7 +110,7 @@ void ipc_request(struct server *s, struct call *c)
         ipc_close(s, c);
 }
 
-/* ---- virtual memory management ------------------------------------------------------------------- */
+/* ---- virtual memory management -------------------------------------------------------------- */
 
 static struct handle *handle_at(struct server *s, const struct process *p, const struct phys *phys)
 {

@@ -50,7 +50,7 @@ struct stream *stream_null(struct server *s, struct process *p, int gpu)
     return p->null_streams[gpu];
 }
 
-/* ---- ops ----------------------------------------------------------------------------------------- */
+/* ---- ops ------------------------------------------------------------------------------------ */
 
 bool after_done(const struct server *s, const struct after *after)
 {
@@ -184,7 +184,7 @@ void stream_kill(struct server *s, struct stream *stream)
     stream->head = stream->tail = keep;
 }
 
-/* ---- requests ------------------------------------------------------------------------------------ */
+/* ---- requests ------------------------------------------------------------------------------- */
 
 static void stream_make(struct server *s, struct call *c)
 {

@@ -23,7 +23,7 @@ GOOD = {
     "copies": [], "pageable": [], "null_stream": [], "kernels": [], "nvcc": [],
     "registered": [], "vmm": [], "peers": [], "by_words": [], "cyclic": [], "queues": [],
     "touch": [], "forked": [], "entry_points": [], "ipc": [], "vmm_pair": [], "words": [],
-    "dead_peer": [], "sticky": [],
+    "dead_peer": [], "sticky": [], "free_waits": [], "nodes": [],
     "oom": ["inject oom 1"],
     "open_fails": ["inject ipc-open-fail 1"],
     "no_ipc": ["inject no-ipc"],
@@ -69,8 +69,8 @@ class FakeGpu:
         self.report_path = directory / "report.json"
         self.log = open(directory / "fakegpu.log", "wb")
         self.process = subprocess.Popen(
-            [HERE / "fakegpu", "--socket", self.socket, "--gpus", "2", "--seed", str(seed),
-             "--kernels", BUILD / "lib/libfakegpu_kernels-cpu.so",
+            [HERE / "fakegpu", "--socket", self.socket, "--gpus", "2", "--nodes", "2",
+             "--seed", str(seed), "--kernels", BUILD / "lib/libfakegpu_kernels-cpu.so",
              "--report", self.report_path, *options], stdout=self.log, stderr=self.log)
         self.env = os.environ | {"FAKEGPU_SOCKET": str(self.socket),
                                  "FAKEGPU_CTL": str(HERE / "fakegpu-ctl"),
