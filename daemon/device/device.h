@@ -134,8 +134,9 @@ struct device_ops {
     /* Ends all streams; works that have not run are dropped (released). */
     struct device *(*device_free)(struct device *device);
 
-    /* Where a rank computes; before any memory or work of it. text: why not. GW_E_NO_DEVICE (no
-     * such GPU here), GW_E_BUSY (another rank of the job is on it, which NCCL refuses). */
+    /* Where a rank computes; before any memory or work of it. text: why not, or after 0 what is
+     * missing there, "": nothing. GW_E_NO_DEVICE (no such GPU here), GW_E_BUSY (another rank of the
+     * job is on it, which NCCL refuses), GW_E_MISMATCH (the rank was on another). */
     int (*place)(struct device *device, uint32_t rank, const struct device_place *place,
                  char text[GW_TEXT_MAX + 1]);
     /* Words and slots (pages.h) that streams of the device are to reach, until page_remove, which

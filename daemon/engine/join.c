@@ -63,6 +63,8 @@ static void join(struct session *session, uint32_t rank, uint32_t world,
         session_send_done(session, request, r, "%s", text);
         return;
     }
+    if (text[0])
+        log_line("%s", text); /* what is missing, though it works */
     r = lend_pages(session);
     if (r < 0) {
         session_send_done(session, request, r,
