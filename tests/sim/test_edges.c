@@ -28,6 +28,7 @@ struct row {
     uint64_t core;   /* bits of core_config.drop_edges */
     uint32_t client; /* enum sim_client_edge */
     uint32_t stage;
+    bool streams;    /* clients of a job on GPUs */
     void (*arrange)(struct sim_plan *plan); /* what makes it likely to show */
 };
 
@@ -88,13 +89,59 @@ static void two_held(struct sim_plan *plan)
     plan->hold_units = 2;
 }
 
+/* Streams of one client lag behind its host, and behind the other clients. */
+static void slow_streams(struct sim_plan *plan)
+{
+    plan->client_speed[plan->seed % 3] = 300;
+    plan->stream_speed[plan->seed % 3] = 1;
+}
+
+/* Room for one unit more than is held: the next fetch takes what the last release left. */
+static void small_pool(struct sim_plan *plan)
+{
+    slow_streams(plan);
+    plan->gather_speed = 300;
+    plan->seal.gather_bytes = 48;
+}
+
+/* Rank 2 owns nothing of so small a model: it makes no update, and still reads while others do. */
+static void idle_reader(struct sim_plan *plan)
+{
+    plan->param_count = 1;
+    plan->seal.shard_align_bytes = 16;
+    plan->idle_skip = true;
+    plan->gather_speed = 300;
+    plan->stream_speed[2] = 1;
+}
+
+/* The next step's gradients are declared, with tokens, before the commit. */
+static void early_streams(struct sim_plan *plan)
+{
+    early_gradients(plan);
+    slow_streams(plan);
+}
+
+static void sums(struct sim_plan *plan)
+{
+    slow_streams(plan);
+    plan->sums = true;
+}
+
 #define CORE_ROW(edge, stage, arrange)                                                             \
     {                                                                                              \
-#edge, 1ull << EDGE_##edge, 0, stage, arrange                                              \
+#edge, 1ull << EDGE_##edge, 0, stage, false, arrange                                       \
     }
 #define CLIENT_ROW(edge, stage, arrange)                                                           \
     {                                                                                              \
-#edge, 0, SIM_DROP_##edge, stage, arrange                                                  \
+#edge, 0, SIM_DROP_##edge, stage, false, arrange                                           \
+    }
+#define STREAM_ROW(edge, stage, arrange)                                                           \
+    {                                                                                              \
+#edge, 1ull << EDGE_##edge, 0, stage, true, arrange                                        \
+    }
+#define STREAM_CLIENT_ROW(edge, stage, arrange)                                                    \
+    {                                                                                              \
+#edge, 0, SIM_DROP_##edge, stage, true, arrange                                            \
     }
 
 static const struct row rows[] = {
@@ -118,6 +165,17 @@ static const struct row rows[] = {
     CLIENT_ROW(GATHERED, 1, slow_gather),
     CLIENT_ROW(GATHERED, 3, slow_gather),
     CORE_ROW(POOL_FREE, 3, two_held),
+    STREAM_ROW(GRAD_WRITTEN, 2, slow_streams),
+    STREAM_ROW(FILLED, 2, sums),
+    STREAM_CLIENT_ROW(BUFFER_CONSUMED, 1, slow_reduce),
+    STREAM_CLIENT_ROW(BUFFER_CONSUMED, 2, slow_reduce),
+    STREAM_ROW(COMMITTED, 1, slow_streams),
+    STREAM_ROW(COMMITTED, 2, early_streams),
+    STREAM_ROW(COMMITTED, 3, slow_streams),
+    STREAM_CLIENT_ROW(VERDICT_READ, 2, slow_reduce),
+    STREAM_ROW(READS_DONE, 1, idle_reader),
+    STREAM_CLIENT_ROW(GATHERED, 3, slow_gather),
+    STREAM_ROW(RELEASED, 3, small_pool),
 };
 
 static struct sim_plan plan_of(const struct row *row, uint64_t seed)
@@ -126,6 +184,8 @@ static struct sim_plan plan_of(const struct row *row, uint64_t seed)
 
     plan.steps = 3;
     sim_plan_disturb(&plan, seed);
+    if (row->streams)
+        sim_plan_stream(&plan, seed);
     row->arrange(&plan);
     return plan;
 }
@@ -155,8 +215,9 @@ static void check_row(const struct row *row)
             seen = wrong++ ? seen : result;
         }
     }
-    print_message("%-16s stage %u: %2u of %u timings go wrong, e.g. %s%s\n", row->name, row->stage,
-                  wrong, TIMINGS, seen.error, seen.fail_text);
+    print_message("%-16s stage %u%s: %2u of %u timings go wrong, e.g. %s%s\n", row->name,
+                  row->stage, row->streams ? ", streams" : "", wrong, TIMINGS, seen.error,
+                  seen.fail_text);
     assert_true(wrong > 0);
 }
 

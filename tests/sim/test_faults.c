@@ -113,6 +113,8 @@ static void test_lost_rank_is_told_at_once(void **state)
         plan.stop_step = 1 + seed / 40;
         plan.stop_action = seed * 5;
         plan.stop_is_loss = true;
+        if (seed % 2)
+            sim_plan_stream(&plan, seed);
         sim_run(&plan, &result);
         assert_string_equal(result.error, "");
         assert_int_equal(result.fail_code, GW_E_PEER_LOST);
@@ -170,6 +172,42 @@ static void test_job_forms_again_without_last_messages(void **state)
     form_again(true);
 }
 
+/* When the job breaks, the streams of those who live run through all that was enqueued. It goes on
+ * only if none of that was an update, and all updates before were made. */
+static void test_job_with_streams_forms_again(void **state)
+{
+    uint32_t torn = 0, went_on = 0;
+
+    (void)state;
+    for (uint32_t seed = 0; seed < 400; seed++) {
+        struct sim_plan plan = plan_of(seed, seed % 4, 3);
+        struct sim_result result;
+
+        sim_plan_stream(&plan, seed);
+        plan.deaf = false;
+        plan.done_speed = 300;
+        plan.stop_rank = seed % 3;
+        plan.stop_step = 1;
+        plan.stop_action = seed * 7;
+        plan.stop_is_loss = plan.rejoin = true;
+        plan.stop_unread = seed / 200;
+        sim_run(&plan, &result);
+        if (result.error[0])
+            print_error("seed %u: %s\n", seed, result.error);
+        assert_string_equal(result.error, "");
+        if (result.fail_code == GW_E_TORN) {
+            torn++;
+        } else {
+            assert_int_equal(result.fail_code, GW_E_PEER_LOST);
+            assert_true(result.rejoined);
+            went_on++;
+        }
+    }
+    print_message("%u torn, %u went on\n", torn, went_on);
+    assert_true(torn > 20);
+    assert_true(went_on > 20);
+}
+
 /* Nobody comes back: the engine is told to end at the join deadline. */
 static void test_broken_job_ends(void **state)
 {
@@ -196,6 +234,7 @@ int main(void)
         cmocka_unit_test(test_lost_rank_is_told_at_once),
         cmocka_unit_test(test_job_forms_again),
         cmocka_unit_test(test_job_forms_again_without_last_messages),
+        cmocka_unit_test(test_job_with_streams_forms_again),
         cmocka_unit_test(test_broken_job_ends),
     };
 

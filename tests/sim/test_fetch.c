@@ -33,15 +33,35 @@ static struct sim_plan ten_plan(uint64_t seed, uint32_t world)
     return plan;
 }
 
-static void run(const struct sim_plan *plan, struct sim_result *result)
+static void run_once(const struct sim_plan *plan, struct sim_result *result)
 {
     sim_run(plan, result);
     if (result->error[0] || result->fail_code)
-        print_error("seed %lu: %s; failed with %d: %s\n", (unsigned long)plan->seed, result->error,
-                    result->fail_code, result->fail_text);
+        print_error("seed %lu%s: %s; failed with %d: %s\n", (unsigned long)plan->seed,
+                    plan->streams ? ", streams" : "", result->error, result->fail_code,
+                    result->fail_text);
     assert_string_equal(result->error, "");
     assert_int_equal(result->fail_code, 0);
     assert_int_equal(result->report_count, 0);
+}
+
+/* What is gathered depends on the clients' calls only: the same with streams. */
+static void run(const struct sim_plan *plan, struct sim_result *result)
+{
+    struct sim_plan streams = *plan;
+    struct sim_result other;
+
+    run_once(plan, result);
+    sim_plan_stream(&streams, plan->seed);
+    streams.sums = false;
+    run_once(&streams, &other);
+    assert_int_equal(other.calls[GW_KIND_ALL_GATHER], result->calls[GW_KIND_ALL_GATHER]);
+    assert_int_equal(other.hits, result->hits);
+    assert_int_equal(other.misses, result->misses);
+    assert_int_equal(other.drops, result->drops);
+    if (plan->seal.gather == GW_GATHER_PRIVATE)
+        assert_int_equal(other.gathered_max_bytes, result->gathered_max_bytes);
+    assert_int_equal(other.params_hash, result->params_hash);
 }
 
 /* 20 residencies per step and rank: forward and backward of ten units. In the first step nothing is

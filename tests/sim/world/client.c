@@ -82,6 +82,32 @@ static void fill_register(const struct sim *sim, struct wire_msg *msg)
     msg->u.reg.params = params;
 }
 
+static void hear(struct sim_client *client, uint32_t count, const uint32_t *timelines,
+                 const uint64_t *values)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        if (values[i] > client->heard[timelines[i]])
+            client->heard[timelines[i]] = values[i];
+    }
+}
+
+static void hear_tokens(struct sim_client *client, const struct sim_posted *posted)
+{
+    const struct wire_after *after = NULL;
+
+    if (posted->msg.type == WIRE_READY)
+        hear(client, posted->entry.tokens, posted->entry.timeline, posted->entry.value);
+    else if (posted->msg.type == WIRE_FETCH || posted->msg.type == WIRE_RELEASE)
+        after = &posted->msg.u.unit.after;
+    else if (posted->msg.type == WIRE_OP)
+        after = &posted->msg.u.op.after;
+    else if (posted->msg.type == WIRE_MICRO_END || posted->msg.type == WIRE_STEP_END ||
+             posted->msg.type == WIRE_UPDATE_COMMIT)
+        after = &posted->msg.u.after;
+    if (after)
+        hear(client, after->tokens, after->timeline, after->value);
+}
+
 void client_deliver(struct sim *sim, struct sim_client *client)
 {
     struct sim_posted *posted = client->out;
@@ -102,6 +128,7 @@ void client_deliver(struct sim *sim, struct sim_client *client)
         posted->msg.u.ready.entries = &posted->entry;
     }
     client->ended += posted->msg.type == WIRE_STEP_END;
+    hear_tokens(client, posted);
     if (posted->msg.type == WIRE_UPDATE_BEGIN) {
         client->in_update = true;
         client->begun = client->ended;
@@ -198,6 +225,7 @@ static void got_reply(struct sim *sim, struct sim_client *client)
     client->fetches = calloc(page->units + 1, sizeof(*client->fetches));
     client->slot_count = gradient_in_ring(sim) ? core_options(sim->core)->ring_slots : 0;
     client->step = client->grad_step = (uint32_t)client->reply.u.sealed.steps;
+    client->ended = client->step;
     if (sim->rejoined && client->rank == 0) {
         sim->result->steps_before = client->step;
         reference_restart(sim->reference, client->step, sim->version);

@@ -100,6 +100,14 @@ void device_launch(struct sim *sim, const struct core_op *op)
             sim_fail(sim, "op %lu waits for the later %lu", (unsigned long)op->id,
                      (unsigned long)op->wait_ops[i]);
     }
+    for (uint32_t i = 0; i < op->wait_count; i++) {
+        const struct core_token *wait = &op->waits[i];
+
+        if (wait->index >= SIM_TIMELINES || !wait->value ||
+            wait->value > sim->clients[wait->rank].heard[wait->index])
+            sim_fail(sim, "op %lu waits for token %u:%u %lu, which nobody has declared",
+                     (unsigned long)op->id, wait->rank, wait->index, (unsigned long)wait->value);
+    }
     if (op->id >= sim->executed_room) {
         uint64_t room = 2 * op->id + 64;
 

@@ -183,6 +183,7 @@ struct sim_client {
     uint32_t slot_count;
     uint64_t timelines[SIM_TIMELINES];
     uint64_t promised[SIM_TIMELINES];
+    uint64_t heard[SIM_TIMELINES]; /* the highest values that the core was told */
     struct sim_write writes[SIM_TIMELINES];
     uint32_t write_count;
     uint64_t ops; /* collective ops submitted */

@@ -210,7 +210,7 @@ void script_step(struct sim *sim, struct sim_client *client, uint32_t step)
         add(client, ACT_VERDICT, 0, 0);
     if (!updates && chance / 1000 % 2)
         return;
-    if (sim->plan->idle_skip && !owns_any(sim, client))
+    if (sim->plan->idle_skip && !owns_any(sim, client) && step + 1 < sim->plan->steps)
         return;
     /* Also without an update: begin and commit, with nothing written, on some ranks. */
     add(client, ACT_UPDATE_BEGIN, 0, 0);
