@@ -205,6 +205,7 @@ struct stream {
     uint32_t queue; /* hardware queue that it shares with others of its process and GPU */
     bool blocking, null, closed;
     bool own;  /* a thread's, which nobody destroys */
+    bool busy; /* in server.busy */
     bool dead; /* its process has ended: what was queued never completes */
     int priority;
     uint64_t last_seq, done_seq;
@@ -249,7 +250,7 @@ void process_fault(struct server *s, struct process *p, int error, const char *f
 void access_note(struct server *s, struct op *op, uint64_t address, uint64_t bytes, bool write);
 /* The ops, all running, saw each other (a collective): each stream is ordered behind all. */
 void ops_join(struct server *s, struct op *const *ops, uint32_t count);
-/* Wakes the workers. */
+/* Wakes a worker. */
 void server_kick(struct server *s);
 
 /* Without the lock: runs fn(arg) and catches its faults. Returns 0 or the address it touched. */
@@ -303,6 +304,8 @@ struct server {
     uint64_t next_address, next_phys;
     struct stream **streams;
     uint32_t stream_count;
+    struct stream **busy; /* those with work, and some that had; room for all */
+    uint32_t busy_count;
     struct event *events;
     uint64_t next_event, next_op, next_start, picks;
     struct inject inject;

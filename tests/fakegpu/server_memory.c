@@ -12,8 +12,8 @@ bool memory_busy(struct server *s, struct call *c)
 {
     uint64_t ticket = c->q->a[5] ? c->q->a[5] : s->next_start;
 
-    for (uint32_t i = 0; i < s->stream_count; i++) {
-        const struct stream *stream = s->streams[i];
+    for (uint32_t i = 0; i < s->busy_count; i++) {
+        const struct stream *stream = s->busy[i];
         const struct op *op = stream->head;
 
         if (stream->process != c->process || stream->gpu != (int)c->q->device || !op ||

@@ -123,10 +123,10 @@ static uint64_t oldest_ns(const struct server *s)
 {
     uint64_t oldest = UINT64_MAX;
 
-    for (uint32_t i = 0; i < s->stream_count; i++) {
-        const struct op *op = s->streams[i]->head;
+    for (uint32_t i = 0; i < s->busy_count; i++) {
+        const struct op *op = s->busy[i]->head;
 
-        if (op && !s->streams[i]->dead && op->enqueued_ns < oldest)
+        if (op && !s->busy[i]->dead && op->enqueued_ns < oldest)
             oldest = op->enqueued_ns;
     }
     return oldest;

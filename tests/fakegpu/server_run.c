@@ -16,7 +16,7 @@
 static pthread_t threads[WORKERS_MAX];
 static uint32_t thread_count;
 static struct server *the_server;
-static bool tick_busy;
+static bool tick_busy, somebody_polls;
 
 uint64_t now_ns(void)
 {
@@ -55,7 +55,7 @@ uint64_t random_delay_ns(const struct server *s, uint64_t what, uint64_t which)
 
 void server_kick(struct server *s)
 {
-    pthread_cond_broadcast(&s->work);
+    pthread_cond_signal(&s->work);
 }
 
 /* ---- choice --------------------------------------------------------------------------------- */
@@ -88,8 +88,8 @@ static bool queued_behind(const struct server *s, const struct op *op)
 
     if (p->streams[stream->gpu] <= p->queues)
         return false;
-    for (uint32_t i = 0; i < s->stream_count; i++) {
-        const struct stream *other = s->streams[i];
+    for (uint32_t i = 0; i < s->busy_count; i++) {
+        const struct stream *other = s->busy[i];
 
         if (other->process == p && other->gpu == stream->gpu && other->queue == stream->queue &&
             other != stream && other->head && !other->head->running && !other->dead &&
@@ -128,11 +128,18 @@ static struct pick choose(struct server *s, uint64_t now)
 {
     struct pick pick = {.next_ns = UINT64_MAX};
 
-    for (uint32_t i = 0; i < s->stream_count; i++) {
-        struct op *op = s->streams[i]->head;
+    for (uint32_t i = 0; i < s->busy_count;) {
+        struct stream *stream = s->busy[i];
+        struct op *op = stream->head;
 
-        if (op && !op->running && !s->streams[i]->dead)
+        if (!op) {
+            stream->busy = false;
+            s->busy[i] = s->busy[--s->busy_count];
+            continue;
+        }
+        if (!op->running && !stream->dead)
             consider(s, op, now, &pick);
+        i++;
     }
     return pick;
 }
@@ -180,9 +187,10 @@ static uint64_t tick(struct server *s, uint64_t now)
 static void *worker(void *arg)
 {
     struct server *s = the_server;
-    bool first = arg == NULL;
     uint64_t poll_ns = POLL_MIN_NS;
+    bool polls;
 
+    (void)arg;
     pthread_mutex_lock(&s->lock);
     while (!s->quit) {
         uint64_t now = now_ns(), next = tick(s, now);
@@ -198,10 +206,15 @@ static void *worker(void *arg)
         }
         if (pick.next_ns < next)
             next = pick.next_ns;
-        if (first && pick.polls && now + poll_ns < next)
+        /* Of those that sleep one looks at words. */
+        polls = pick.polls && !somebody_polls;
+        if (polls && now + poll_ns < next)
             next = now + poll_ns;
+        somebody_polls |= polls;
         poll_ns = poll_ns + poll_ns / 16 < POLL_MAX_NS ? poll_ns + poll_ns / 16 : POLL_MAX_NS;
         sleep_until(s, next);
+        if (polls)
+            somebody_polls = false;
     }
     pthread_mutex_unlock(&s->lock);
     return NULL;
@@ -213,7 +226,7 @@ int workers_start(struct server *s, uint32_t count)
     if (count > WORKERS_MAX)
         count = WORKERS_MAX;
     for (; thread_count < count; thread_count++)
-        if (pthread_create(&threads[thread_count], NULL, worker, thread_count ? s : NULL))
+        if (pthread_create(&threads[thread_count], NULL, worker, NULL))
             return -1;
     return 0;
 }
@@ -222,7 +235,7 @@ void workers_stop(struct server *s)
 {
     pthread_mutex_lock(&s->lock);
     s->quit = true;
-    server_kick(s);
+    pthread_cond_broadcast(&s->work);
     pthread_mutex_unlock(&s->lock);
     for (; thread_count > 0; thread_count--)
         pthread_join(threads[thread_count - 1], NULL);

@@ -33,6 +33,12 @@ struct stream *stream_new(struct server *s, struct process *p, int gpu, bool blo
             return NULL;
         }
         s->streams = streams;
+        streams = realloc(s->busy, room * sizeof(struct stream *));
+        if (!streams) {
+            free(stream);
+            return NULL;
+        }
+        s->busy = streams;
     }
     *stream = (struct stream){.index = s->stream_count, .process = p, .gpu = gpu,
                               .blocking = blocking, .queue = p->streams[gpu]++ % p->queues};
@@ -126,6 +132,9 @@ void op_submit(struct server *s, struct op *op)
     else
         stream->head = op;
     stream->tail = op;
+    if (!stream->busy)
+        s->busy[s->busy_count++] = stream;
+    stream->busy = true;
     if (stream->dead) { /* after a fault: never runs */
         stream_kill(s, stream);
         return;
