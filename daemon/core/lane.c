@@ -338,6 +338,7 @@ static void plain(struct wire_op *op)
 void lane_submit(struct core *core, uint32_t rank, const struct wire_msg *msg)
 {
     struct lane_rank *lane = &core->ranks[rank].lane;
+    bool streams = core->config.device != GW_DEVICE_HOST; /* else threads order it all */
     struct wire_op op = msg->u.op;
     char line[GW_TEXT_MAX + 1];
     struct text text = TEXT(line);
@@ -360,12 +361,12 @@ void lane_submit(struct core *core, uint32_t rank, const struct wire_msg *msg)
     }
     lane->sequence = op.sequence;
     lane->pending[lane->pending_count] =
-        (struct lane_op){.op = op, .since_ns = core->now_ns, .marked = core->sealed};
-    if (core->sealed)
+        (struct lane_op){.op = op, .since_ns = core->now_ns, .marked = streams && core->sealed};
+    if (streams && core->sealed)
         lane->pending[lane->pending_count].mark = zero_op_submitted(core->zero, rank);
     lane->pending_count++;
     lane_use_buffers(core, rank, &op, 1);
-    if (core->config.device == GW_DEVICE_HOST)
+    if (!streams)
         lane_kick(core, op.group);
 }
 
