@@ -9,7 +9,7 @@ import re
 
 import pytest
 
-from fakegpus import BUILD, HERE, FakeGpu
+from fakegpus import BUILD, HERE, SLOWER, FakeGpu
 
 SOURCE = pathlib.Path(__file__).resolve().parent
 ROOT = SOURCE.parent.parent
@@ -31,7 +31,10 @@ def run(tmp_path, case, seed, plant=None):
     """Exit code, stderr, report."""
     gpu = FakeGpu(tmp_path, GPUS, seed)
     gpu.control("delay", DELAY_PERCENT)
-    env = {"GRADWIRE_PLANT": plant} if plant else {}
+    # A fault may end in a hang, which need not last.
+    env = {"FAULT_DEADLINE_S": str((5 if plant else 20) * SLOWER)}
+    if plant:
+        env["GRADWIRE_PLANT"] = plant
     try:
         done = gpu.run([PROGRAM, PLUGIN, case], **env)
         report = gpu.end()
