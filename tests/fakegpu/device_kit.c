@@ -194,17 +194,19 @@ static void run(void *arg, void *native)
     const struct native *part = native;
     const struct device_memory *memory = item->memory[part->rank];
     CUresult result = CUDA_SUCCESS;
+    CUdeviceptr to;
+    size_t bytes;
 
     item->kit->runs++;
     if (!memory)
         return;
+    to = (CUdeviceptr)(uintptr_t)memory->base + item->at;
+    bytes = item->bytes ? item->bytes : memory->bytes;
     if (item->from)
-        result =
-            cu.cuMemcpyAsync((CUdeviceptr)(uintptr_t)memory->base,
-                             (CUdeviceptr)(uintptr_t)item->from->base, memory->bytes, part->stream);
+        result = cu.cuMemcpyAsync(to, (CUdeviceptr)(uintptr_t)item->from->base + item->from_at,
+                                  bytes, part->stream);
     else
-        result = cu.cuMemsetD32Async((CUdeviceptr)(uintptr_t)memory->base, item->word,
-                                     memory->bytes / 4, part->stream);
+        result = cu.cuMemsetD32Async(to, item->word, bytes / 4, part->stream);
     if (result != CUDA_SUCCESS)
         fprintf(stderr, "work %llu: error %d\n", (unsigned long long)item->id, (int)result);
 }

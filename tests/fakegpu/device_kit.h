@@ -43,11 +43,13 @@ struct kit {
     int child;
 };
 
-/* A work that fills memory[rank] with a word, or copies `from` to it. */
+/* A work that fills memory[rank] with a word, or copies `from` to it: all, or `bytes` at an offset
+ * of each. */
 struct kit_item {
     struct kit *kit;
     uint64_t id;
     struct device_memory *memory[GPUS], *from;
+    size_t at, from_at, bytes;
     uint32_t word;
 };
 

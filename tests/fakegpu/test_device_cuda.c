@@ -144,6 +144,79 @@ static void thousands_of_works_pass(void **state)
     kit_holds(kit, memory, (uint32_t)count);
 }
 
+#define WORKS 400u
+#define REGION 256u
+
+struct graph {
+    struct kit *kit;
+    uint32_t token[WORKS + 1]; /* timeline and value of the token that a work waits for; 0: none */
+};
+
+/* Tokens are raised in their order on each timeline, whatever streams have got to. */
+static void *raise_tokens(void *arg)
+{
+    struct graph *graph = arg;
+
+    for (uint32_t id = 1; id <= WORKS; id++)
+        if (graph->token[id])
+            kit_raise(graph->kit, id % GPUS, graph->token[id] % 8, graph->token[id]);
+    return NULL;
+}
+
+/* Each work has a region of some GPU; it fills it, or copies the region of an earlier work that it
+ * waits for. Whoever runs too early copies something else. */
+static void any_graph_of_works_keeps_its_order(void **state)
+{
+    struct kit *kit = *state;
+    struct graph graph = {.kit = kit};
+    struct device_memory *memory[GPUS];
+    uint32_t value[WORKS + 1], *words = malloc(WORKS * REGION + REGION), random = 12345;
+    pthread_t thread;
+
+    for (uint32_t rank = 0; rank < GPUS; rank++)
+        memory[rank] = kit_arena(kit, rank, (WORKS + 1) * REGION);
+    for (uint32_t id = 1; id <= WORKS; id++) {
+        uint32_t rank = id % GPUS;
+        uint64_t before[2] = {0, 0};
+        struct kit_item *item = kit_item(kit, id, NULL, id);
+        struct device_wait wait = {&kit->client[rank]->timeline[id % 8], id, rank};
+        struct device_work work = {.ranks = 1u << rank};
+
+        random = random * 1664525u + 1013904223u;
+        item->memory[rank] = item->memory[0] = memory[rank];
+        item->at = id * REGION;
+        item->bytes = REGION;
+        value[id] = id;
+        if (random >> 16 & 3 && id > 1) {
+            before[0] = id - 1 - (random >> 20) % (id - 1 < 20 ? id - 1 : 20);
+            before[1] = (random >> 8) % id;
+            work.wait_ops = before;
+            work.wait_op_count = 2;
+            item->from = memory[before[0] % GPUS];
+            item->from_at = before[0] * REGION;
+            value[id] = value[before[0]];
+        }
+        if ((random >> 18 & 3) == 0) {
+            graph.token[id] = id;
+            work.waits = &wait;
+            work.wait_count = 1;
+        }
+        kit_enqueue(kit, (int)(random >> 24) % LANES, item, &work);
+    }
+    assert_int_equal(pthread_create(&thread, NULL, raise_tokens, &graph), 0);
+    for (uint32_t i = 0; i < WORKS; i++)
+        assert_false(kit_done(kit).failed);
+    pthread_join(thread, NULL);
+    kit_phase("setup");
+    for (uint32_t rank = 0; rank < GPUS; rank++) {
+        kit->ops->copy(kit->device, words, memory[rank]->base, WORKS * REGION + REGION);
+        for (uint32_t id = 1; id <= WORKS; id++)
+            for (uint32_t i = 0; i < REGION / 4 && id % GPUS == rank; i++)
+                assert_int_equal(words[id * REGION / 4 + i], value[id]);
+    }
+    free(words);
+}
+
 static void a_hold_takes_the_time_of_the_rank_s_link(void **state)
 {
     struct kit *kit = *state;
@@ -384,6 +457,7 @@ int main(int argc, char **argv)
         TEST(tokens_may_be_raised_late_and_in_any_order),
         TEST(signals_asked_for_afterwards_come),
         TEST(thousands_of_works_pass),
+        TEST(any_graph_of_works_keeps_its_order),
         TEST(a_hold_takes_the_time_of_the_rank_s_link),
         TEST(an_abort_frees_blocked_streams),
         TEST(a_device_is_freed_in_the_middle_of_works),
