@@ -10,12 +10,13 @@
  *  - Nothing on the step path waits on the host. enqueue returns at once, whatever the work waits
  *    for; order is a property of streams, not of callbacks.
  *      host: a stream is a thread with a queue.
- *      cuda: a stream is a lane: one CUstream on the GPU of each rank. A wait is cuStreamWaitValue64(GEQ) on the word's device alias,
- *      so it may be enqueued before the work that ends it; wait_op is the same on the done word
- *      that each stream raises after each work; a signal is three plain stores of stamps by a small
- *      kernel (globaltimer, corrected by an offset measured at start), then cuStreamWriteValue64 of
- *      the slot's value behind a memory barrier. The futex wake of sleeping clients is a
- *      cuLaunchHostFunc behind it: late, but no stream waits for it.
+ *      cuda: a stream is a lane: on the GPU of each rank a work stream and a notify stream. A wait
+ *      is cuStreamWaitValue64(GEQ, cyclic) on the word's device alias, so it may be enqueued before
+ *      the work that ends it; wait_ops are the same on the done words that work streams write
+ *      (cuStreamWriteValue64) after each work. The notify stream waits for the done words of all
+ *      the work's GPUs; a small kernel there stores stamps (globaltimer, corrected by a measured
+ *      offset) and raises slots behind a fence. The futex wake of sleeping clients is a host
+ *      function behind it: late, but no stream waits for it.
  *  - run: host: called once, when the work's turn has come, does it; native is NULL. cuda: called
  *    once for each rank in work.ranks, on the issuing thread of that rank's GPU, with a struct
  *    cuda_native (daemon/device/cuda/native.h); it may only enqueue on the stream given there.
@@ -147,8 +148,8 @@ struct device_ops {
     /* GW_E_NOMEM: it cannot be had, now; GW_E_LIMIT: more descriptors than allowed. */
     int (*memory_new)(struct device *device, enum device_memory_kind kind, uint32_t rank,
                       const char *name, size_t bytes, struct device_memory **ret_memory);
-    /* From now on `count` arenas of the rank lie ready (none is kept of what was reserved before) for
-     * memory_new(DEVICE_MEMORY_RESERVED): making one in the middle of a step may wait for works
+    /* From now on `count` arenas of the rank lie ready (none is kept of what was reserved before)
+     * for memory_new(DEVICE_MEMORY_RESERVED): making one in the middle of a step may wait for works
      * that run. Host: nothing to do. GW_E_NOMEM, GW_E_LIMIT. */
     int (*memory_reserve)(struct device *device, uint32_t rank, size_t bytes, uint32_t count);
     /* GW_E_INVALID: it is not what the client says; GW_E_UNIMPLEMENTED on the host. */
@@ -168,8 +169,7 @@ struct device_ops {
     int (*signal_after)(struct device *device, uint64_t op, const struct device_signal *signal);
     /* False: none. Else the device cannot go on; what happened, once. After config.wake. */
     bool (*take_fault)(struct device *device, char text[GW_TEXT_MAX + 1]);
-    /* Some client raised a timeline or rang its bell: waits are looked at again. (cuda:
-     * nothing.) */
+    /* Some client raised a timeline or rang its bell: waits are looked at again. (cuda: nothing.) */
     void (*kick)(struct device *device);
     /* One completion; false: none. Order is that of completion. */
     bool (*take_done)(struct device *device, struct device_done *ret_done);

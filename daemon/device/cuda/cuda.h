@@ -137,8 +137,8 @@ static inline struct cuda_device *cuda_of(const struct device *device)
 
 uint64_t cuda_now_ns(void);
 uint64_t cuda_aborted(const struct cuda_device *device); /* any thread */
-/* Any thread. What a broken device holds is left to the end of the process: a call that frees it may
- * wait for ever. */
+/* Any thread. What a broken device holds is left to the end of the process: a call that frees it
+ * may wait for ever. */
 bool cuda_is_broken(struct cuda_device *device);
 
 /* False: the call failed, and that is the device's fault. Any thread. */

@@ -64,8 +64,8 @@ static void ring_clients(const struct cuda_item *item)
 #define WINDOW_COUNT 64u
 
 /* With the lock held. A GPU's clock runs on its own: within hours it is off by more than a step is
- * long. Being told takes the same few microseconds at best, always; what changes in the best of many
- * is the clock. */
+ * long. Being told takes the same few microseconds at best, always; what changes in the best of
+ * many is the clock. */
 static void follow_clock(struct cuda_gpu *gpu, uint64_t done_ns)
 {
     uint64_t now_ns = cuda_now_ns();

@@ -4,8 +4,8 @@
  * other lanes and GPUs, what has ended. Pure: no CUDA, no threads; the caller holds the device's
  * lock where several threads come.
  *
- * A work has a part on the GPU of each of its ranks; GPUs are named by their rank, for a job has one
- * rank per GPU. A part ends when its notify stream says so, the work with its last part and the
+ * A work has a part on the GPU of each of its ranks; GPUs are named by their rank, for a job has
+ * one rank per GPU. A part ends when its notify stream says so, the work with its last part and the
  * last of the signals asked for afterwards.
  */
 #ifndef GW_DEVICE_CUDA_WORK_H
