@@ -169,7 +169,8 @@ struct device_ops {
     int (*signal_after)(struct device *device, uint64_t op, const struct device_signal *signal);
     /* False: none. Else the device cannot go on; what happened, once. After config.wake. */
     bool (*take_fault)(struct device *device, char text[GW_TEXT_MAX + 1]);
-    /* Some client raised a timeline or rang its bell: waits are looked at again. (cuda: nothing.) */
+    /* Some client raised a timeline or rang its bell: waits are looked at again. (cuda: nothing
+     * to do.) */
     void (*kick)(struct device *device);
     /* One completion; false: none. Order is that of completion. */
     bool (*take_done)(struct device *device, struct device_done *ret_done);
