@@ -126,12 +126,12 @@ static void start_side(struct side *side, uint32_t world, const uint64_t room[AR
 
 static const uint32_t everyone[RANKS] = {0, 1, 2, 3};
 
-static void wait_for(struct side *side, uint64_t op)
+static struct device_done wait_for(struct side *side, uint64_t op)
 {
     uint64_t until_ns = now_ns() + DEADLINE_NS;
     const struct timespec nap = {0, 50000};
     char text[GW_TEXT_MAX + 1];
-    struct device_done done;
+    struct device_done done = {0};
 
     while (now_ns() < until_ns) {
         if (side->device_ops->take_fault(side->device, text))
@@ -139,11 +139,12 @@ static void wait_for(struct side *side, uint64_t op)
         if (side->device_ops->take_done(side->device, &done)) {
             assert_int_equal(done.op, op);
             assert_false(done.failed);
-            return;
+            return done;
         }
         nanosleep(&nap, NULL);
     }
     fail_msg("%s: op %llu was not done in time", side->device_ops->name, (unsigned long long)op);
+    return done;
 }
 
 /* What issuing threads were told before is done. */
@@ -840,6 +841,32 @@ static void abort_and_form_again(void **state)
     stop(rig);
 }
 
+/* 40000 ring bytes at 1 MB/s: the op takes its ranks' links for 40 ms. */
+static void the_pace_holds_an_op_for_its_ring_bytes(void **state)
+{
+    struct rig *rig = start(2);
+    struct trial trial = trial_of(rig, CORE_OP_ALL_GATHER, 10000);
+    struct side *side = &rig->cuda;
+    struct fabric *paced, *own = side->fabric;
+    struct device_done done;
+
+    (void)state;
+    assert_int_equal(
+        side->fabric_ops->fabric_new(&(struct fabric_config){.device_ops = side->device_ops,
+                                                             .device = side->device,
+                                                             .world = 2,
+                                                             .link_bytes_per_s = 1000000},
+                                     &paced),
+        0);
+    assert_int_equal(side->fabric_ops->form(paced), 0);
+    side->fabric = paced;
+    done = wait_for(side, gather_all(side, &trial));
+    assert_true(done.done_ns - done.started_ns >= 40000000);
+    assert_null(side->fabric_ops->fabric_free(paced));
+    side->fabric = own;
+    stop(rig);
+}
+
 static void names(void **state)
 {
     (void)state;
@@ -861,6 +888,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(verdict_of_fabric_order),
         cmocka_unit_test(abort_and_form_again),
         cmocka_unit_test(a_slice_in_pieces),
+        cmocka_unit_test(the_pace_holds_an_op_for_its_ring_bytes),
         cmocka_unit_test(fabric_sums_beyond_scratch),
     };
 

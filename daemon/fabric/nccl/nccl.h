@@ -35,6 +35,10 @@
 #define NCCL_SCRATCH_BYTES (NCCL_INPUT_BYTES + NCCL_LANE_BYTES)
 /* Of one copy: a copy engine serves others (the trainer's) between two. */
 #define NCCL_COPY_BYTES (8u << 20)
+/* From so many bytes per rank on, an all-gather goes by copy engines where all GPUs reach each other:
+ * no CTA at all, where NCCL 2.28 would need windows that every rank registers alike. Below, one
+ * kernel costs less than the copies do. Not measured yet. */
+#define NCCL_GATHER_BYTES (128u << 10)
 /* Up to so many bytes of other GPUs' inputs a kernel reads them in place; see exact.c. */
 #define NCCL_DIRECT_BYTES (256u << 10)
 
@@ -108,7 +112,8 @@ struct nccl_op {
     uint8_t **board_bits;
     uint64_t **verdicts;
     uint64_t ring_bytes, hold_ns;
-    bool exact; /* sums in the fixed order */
+    bool exact;  /* sums in the fixed order */
+    bool copies; /* ALL_GATHER without a communicator */
 };
 
 /* What VERDICT needs on a rank's GPU; made when a layout is sealed. */

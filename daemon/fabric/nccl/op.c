@@ -108,6 +108,20 @@ static bool sums_exactly(const struct nccl_op *op)
     return false;
 }
 
+static bool gathers_by_copies(const struct nccl_op *op)
+{
+    const struct core_op *what = &op->op;
+    const struct device *device = op->fabric->config.device;
+
+    if (what->kind != CORE_OP_ALL_GATHER || what->numel * sizeof(float) < NCCL_GATHER_BYTES)
+        return false;
+    for (uint32_t r = 0; r < what->world; r++)
+        for (uint32_t q = 0; q < what->world; q++)
+            if (r != q && !cuda_peers(device, what->members[r], what->members[q]))
+                return false;
+    return true;
+}
+
 static int find_group(struct nccl_op *op)
 {
     const struct core_op *what = &op->op;
@@ -115,6 +129,8 @@ static int find_group(struct nccl_op *op)
     bool moves = what->kind == CORE_OP_ALL_GATHER || what->kind == CORE_OP_BROADCAST;
 
     op->exact = sums && sums_exactly(op);
+    op->copies = gathers_by_copies(op);
+    moves = moves && !op->copies;
     if (what->numel == 0 || !(moves || (sums && !op->exact)))
         return 0;
     return nccl_group_get(op->world, what->members, what->world, &op->group);

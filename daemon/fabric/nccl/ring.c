@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * NCCL's own collectives: all-gather, broadcast, and the sums of order=fabric, whose order of
- * adding is NCCL's. What NCCL cannot do comes behind it in one kernel pass (the epilogue): scale,
- * accumulate, squares. In place where the op is. Issuing threads; every call is polled until it is
- * on the stream.
+ * NCCL's own collectives: all-gather (large ones go by copy engines), broadcast, and the sums of
+ * order=fabric, whose order of adding is NCCL's. What NCCL cannot do comes behind it in one kernel
+ * pass (the epilogue): scale, accumulate, squares. In place where the op is. Issuing threads; every
+ * call is polled until it is on the stream.
  *
  * Scratch of order=fabric: its first half takes results that are added to an accumulator, the
  * second holds zeros for a rank that has no input.
@@ -30,6 +30,22 @@ static void settle(struct nccl_part *part, ncclResult_t result, const char *call
 
 /* ---- copies ---------------------------------------------------------------------------------- */
 
+/* The rank fetches what it has not, not all from the same rank at once. */
+static void gather_by_copies(struct nccl_part *part)
+{
+    const struct nccl_op *op = part->op;
+    uint64_t bytes = op->op.numel * sizeof(float);
+
+    for (uint32_t i = 0; i < op->op.world && !part->failed; i++) {
+        uint32_t q = (part->index + i) % op->op.world;
+        float *to = op->out[part->index] + q * op->op.numel;
+        if (to == op->in[q])
+            continue;
+        nccl_copy(part, to, op->in[q], bytes);
+        part->moved += bytes;
+    }
+}
+
 void nccl_all_gather(struct nccl_part *part)
 {
     const struct nccl_op *op = part->op;
@@ -38,7 +54,9 @@ void nccl_all_gather(struct nccl_part *part)
     float *out = op->out[part->index];
     ncclComm_t comm;
 
-    if (bytes == 0)
+    if (op->copies)
+        gather_by_copies(part);
+    if (bytes == 0 || op->copies)
         return;
     comm = comm_of(part);
     if (!comm)
