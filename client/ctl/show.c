@@ -136,8 +136,8 @@ static json_t *json_job(const struct wire_job *job)
     tag_to_hex(job->tag, tag);
     return json_pack(
         "{s:s, s:o, s:I, s:I, s:s, s:I, s:I, s:o, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, "
-        "s:o}", "tag",
-        tag, "name", json_text(job->name), "uid", (json_int_t)job->uid, "engine_pid",
+        "s:o}",
+        "tag", tag, "name", json_text(job->name), "uid", (json_int_t)job->uid, "engine_pid",
         (json_int_t)job->engine_pid, "state", state_name(job->state), "world",
         (json_int_t)job->world, "ranks_present", (json_int_t)job->ranks_present, "stage", stage,
         "generation", (json_int_t)job->generation, "steps", json_u64(job->steps), "age_ns",
@@ -167,8 +167,21 @@ static int show_jobs_json(const struct ctl_jobs *jobs)
                                 (json_int_t)hidden_jobs(jobs)));
 }
 
-enum column { TAG, NAME, USER, STATE, RANKS, DEVICE, FABRIC, STAGE, STEPS, AGE, MEMORY, PID,
-              COLUMNS };
+enum column {
+    TAG,
+    NAME,
+    USER,
+    STATE,
+    RANKS,
+    DEVICE,
+    FABRIC,
+    STAGE,
+    STEPS,
+    AGE,
+    MEMORY,
+    PID,
+    COLUMNS
+};
 static const char *const heads[COLUMNS] = {"JOB",    "NAME",  "USER",  "STATE", "RANKS",  "DEVICE",
                                            "FABRIC", "STAGE", "STEPS", "AGE",   "MEMORY", "PID"};
 static const bool right_aligned[COLUMNS] = {

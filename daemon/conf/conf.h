@@ -28,8 +28,8 @@ struct conf {
     char engine[CONF_PATH_BYTES];       /* "": looked for beside gradwired */
     char group[CONF_NAME_BYTES];
     char admin_group[CONF_NAME_BYTES];
-    uint32_t log_level; /* enum conf_level */
-    uint32_t device;    /* enum conf_device: what jobs are offered */
+    uint32_t log_level;            /* enum conf_level */
+    uint32_t device;               /* enum conf_device: what jobs are offered */
     char plugins[CONF_PATH_BYTES]; /* "": beside the engine, or as installed */
     int64_t linger_ns;
     uint64_t memory_max_bytes; /* of one job; 0: no limit */

@@ -456,6 +456,7 @@ void arenas_page_drop(struct arenas *arenas, struct device_memory *page, enum ar
                       uint64_t after_op)
 {
     if (page)
-        discard(arenas, &(struct garbage){
-                            .memory = page, .after_op = after_op, .kind = GARBAGE_PAGE, .how = how});
+        discard(arenas,
+                &(struct garbage){
+                    .memory = page, .after_op = after_op, .kind = GARBAGE_PAGE, .how = how});
 }

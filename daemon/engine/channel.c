@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The channel to gradwired: hand-overs of clients, leases, and the order to stop. Loop thread. gradwired
- * may go and come back: a broken channel means nothing, and a new one, made through the listening
- * socket of the engine's directory entry, takes its place.
+ * The channel to gradwired: hand-overs of clients, leases, and the order to stop. Loop thread.
+ * gradwired may go and come back: a broken channel means nothing, and a new one, made through the
+ * listening socket of the engine's directory entry, takes its place.
  */
 #include <string.h>
 #include <sys/socket.h>

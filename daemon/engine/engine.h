@@ -41,7 +41,7 @@
 
 #define ENGINE_FIRST_NS 30000000000ull /* a client must come by then, or join by then */
 #define ENGINE_SESSIONS_MAX (2u * GW_RANKS_MAX + 32u)
-#define ENGINE_PACKETS_PER_TURN 64u /* of one client, then others have their turn */
+#define ENGINE_PACKETS_PER_TURN 64u   /* of one client, then others have their turn */
 #define ENGINE_LOST_NS 10000000000ull /* after a device failed: for clients to see it, and to go */
 #define ENGINE_STATS_NS 50000000ull
 
@@ -140,15 +140,15 @@ struct session {
     uint32_t rank; /* JOINED */
     struct watch *socket;
     struct watch *doorbell;
-    int event;           /* the client's event loop waits for it; -1: not asked for */
-    uint32_t event_wake; /* the engine page's wake word when it was written last */
-    struct watch *process; /* pidfd; NULL: end of file is all we will see */
-    struct alarm *alarm;   /* NEW: must have joined by then */
+    int event;              /* the client's event loop waits for it; -1: not asked for */
+    uint32_t event_wake;    /* the engine page's wake word when it was written last */
+    struct watch *process;  /* pidfd; NULL: end of file is all we will see */
+    struct alarm *alarm;    /* NEW: must have joined by then */
     struct wire_msg *asked; /* NEW, waits for a lease: its JOB_CREATE or JOIN, without the id */
     struct device_memory *client_page, *engine_page;
     struct device_memory *wait_page; /* jobs on GPUs, from its JOIN on */
     bool client_lent, engine_lent;   /* the pages: to the job */
-    uint64_t identity; /* no other client of this engine has it */
+    uint64_t identity;               /* no other client of this engine has it */
     struct outbox outbox;
     bool busy;   /* on the stack: freed when it returns */
     bool doomed; /* to be closed at the next engine_after, or when it returns */
@@ -164,8 +164,8 @@ void session_start(struct engine *engine, int fd, const uint8_t *hello, size_t h
 /* Queues a message; a client that does not read its replies is doomed. */
 void session_send(struct session *session, const struct wire_msg *msg, const int *fds,
                   unsigned fd_count);
-void session_send_done(struct session *session, uint32_t request, int code, const char *format,
-                       ...) __attribute__((format(printf, 4, 5)));
+void session_send_done(struct session *session, uint32_t request, int code, const char *format, ...)
+    __attribute__((format(printf, 4, 5)));
 /* Closed soon, with CLOSE{code, text} first; safe inside job callbacks. */
 void session_doom(struct session *session, int code, const char *format, ...)
     __attribute__((format(printf, 3, 4)));

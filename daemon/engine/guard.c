@@ -169,7 +169,8 @@ static void forget_id(struct watched_list *list, uint64_t id)
 {
     struct watched *watched;
 
-    LIST_FOREACH(watched, list, link) {
+    LIST_FOREACH(watched, list, link)
+    {
         if (watched->id == id) {
             forget(watched);
             return;
@@ -220,7 +221,7 @@ int guard_run(int fd)
     while (receive(&list, fd))
         ;
     LIST_FOREACH(watched, &list, link)
-        waits_release(watched->page, watched->bytes);
+    waits_release(watched->page, watched->bytes);
     while ((watched = LIST_FIRST(&list)) != NULL)
         forget(watched);
     return EX_OK;

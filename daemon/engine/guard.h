@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The guard: a process beside the engine of a job on GPUs that raises all words of its wait pages
- * (proto/shm.h) to GW_TIMELINE_END once the engine has ended, however it did, so that no stream of a
- * client waits for an engine that is no more. It is the engine's own program, started with --guard
- * and one socket: no CUDA in it, nothing to go wrong.
+ * (proto/shm.h) to GW_TIMELINE_END once the engine has ended, however it did, so that no stream of
+ * a client waits for an engine that is no more. It is the engine's own program, started with
+ * --guard and one socket: no CUDA in it, nothing to go wrong.
  *
  *   engine --{page, descriptor}: watch; {page}: forget; end of file: raise all, end--> guard
  *

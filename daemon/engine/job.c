@@ -220,8 +220,9 @@ static int effect_joined(struct job *job, uint64_t now_ns, const struct core_eff
     return 0;
 }
 
-/* The core has agreed: no op it knows of uses the buffer. Memory of the client's own is closed before
- * the answer, for the client may free it then; also after a failure, whose works are ended first. */
+/* The core has agreed: no op it knows of uses the buffer. Memory of the client's own is closed
+ * before the answer, for the client may free it then; also after a failure, whose works are ended
+ * first. */
 static void free_buffer(struct job *job, uint32_t rank, uint32_t id, bool agreed)
 {
     const struct device_memory *memory = arenas_get(job->arenas, GW_ARENA_BUFFER, (int)rank, id);

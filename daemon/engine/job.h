@@ -40,7 +40,7 @@ struct job_config {
     const struct fabric_ops *fabric_ops;
     uint32_t world;
     uint64_t join_timeout_ns, op_timeout_ns;
-    uint64_t stall_report_ns; /* 0: the core's default */
+    uint64_t stall_report_ns;  /* 0: the core's default */
     uint64_t link_bytes_per_s; /* 0: no simulated link */
     uint64_t memory_max_bytes; /* 0: no limit */
     uint64_t drop_edges;

@@ -29,9 +29,9 @@ struct job {
     bool formed;         /* the fabric, for this generation */
     bool lost;           /* the device or the fabric: never used again */
     char lost_text[GW_TEXT_MAX + 1];
-    uint64_t placed;     /* bit per rank: */
+    uint64_t placed; /* bit per rank: */
     struct device_place places[GW_RANKS_MAX];
-    bool failed;         /* this generation has */
+    bool failed; /* this generation has */
     int fail_code;
     char fail_text[GW_TEXT_MAX + 1];
 

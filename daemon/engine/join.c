@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Who may take part: JOB_CREATE makes the job, JOIN must know its secret, a rank's GPU must be
- * leased, and known to the device; the core decides about ranks and generations. Loop thread. Copies of the secret are wiped as soon as they are sent or
- * compared.
+ * leased, and known to the device; the core decides about ranks and generations. Loop thread.
+ * Copies of the secret are wiped as soon as they are sent or compared.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -69,7 +69,8 @@ static void join(struct session *session, uint32_t rank, uint32_t world,
     if (r < 0) {
         session_send_done(session, request, r,
                           "the device cannot reach the pages of rank %u: raise the limit of locked "
-                          "memory (ulimit -l)", rank);
+                          "memory (ulimit -l)",
+                          rank);
         return;
     }
     engine->joiner = session;
@@ -195,7 +196,8 @@ static struct session *next_asked(struct engine *engine, const uint8_t gpu[GW_GP
 {
     struct session *session;
 
-    TAILQ_FOREACH(session, &engine->sessions, link) {
+    TAILQ_FOREACH(session, &engine->sessions, link)
+    {
         struct device_place place;
         if (!session->asked)
             continue;
@@ -206,8 +208,7 @@ static struct session *next_asked(struct engine *engine, const uint8_t gpu[GW_GP
     return NULL;
 }
 
-void join_leased(struct engine *engine, const uint8_t gpu[GW_GPU_BYTES], int code,
-                 const char *text)
+void join_leased(struct engine *engine, const uint8_t gpu[GW_GPU_BYTES], int code, const char *text)
 {
     struct session *session;
 
@@ -280,12 +281,13 @@ void join_join(struct session *session, const struct wire_msg *msg)
     if (job_device_lost(engine->job))
         session_send_done(session, msg->request, GW_E_DEVICE,
                           "a device of this job has failed (%.300s) and is not used again: start a "
-                          "new job", job_device_lost(engine->job));
+                          "new job",
+                          job_device_lost(engine->job));
     else if (msg->u.join.device != engine->kind)
         session_send_done(session, msg->request, GW_E_MISMATCH,
                           "rank %u comes with %s, but the job was created with %s: all its ranks "
-                          "use GPUs, or none", msg->u.join.rank,
-                          kind_text((enum gw_device_kind)msg->u.join.device),
+                          "use GPUs, or none",
+                          msg->u.join.rank, kind_text((enum gw_device_kind)msg->u.join.device),
                           kind_text(engine->kind));
     else if (engine->kind == GW_DEVICE_HOST)
         go_on(session, msg);
@@ -314,8 +316,8 @@ void join_reply(struct session *session, uint32_t rank, const struct wire_msg *m
         reply.u.joined.id_bytes = ID_BYTES;
         memcpy(reply.u.joined.id, engine->id->bytes, ID_BYTES);
         reply.u.joined.device = engine->kind;
-        log_line("rank %u is %s (pid %d), generation %u", rank, session->client,
-                 (int)session->pid, msg->u.joined.generation);
+        log_line("rank %u is %s (pid %d), generation %u", rank, session->client, (int)session->pid,
+                 msg->u.joined.generation);
     }
     session_send(session, &reply, passed ? &session->wait_page->fd : NULL, passed ? 1 : 0);
     id_wipe(&reply.u, sizeof(reply.u));

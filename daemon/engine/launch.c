@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * From the core's references to pointers: an op is resolved and handed to the fabric, a signal to
- * the device. Pointers may be a device's: nothing here follows them. Loop thread. Every reference is checked against the arena it points into; one that
- * does not fit is a fault of the core, never of a client, and ends the engine.
+ * the device. Pointers may be a device's: nothing here follows them. Loop thread.
+ *
+ * Every reference is checked against the arena it points into; one that does not fit is a fault of
+ * the core, never of a client, and ends the engine.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -85,8 +87,8 @@ static _Atomic uint64_t *mirror_of(const struct job *job, uint32_t rank, uint32_
     case GW_TL_BUCKET:
         return waits_word(board, GW_WAIT_BUCKETS + index);
     case GW_TL_UNIT:
-        return waits_word(board, GW_WAIT_BUCKETS + index +
-                                     layout_page(core_layout(job->core))->buckets);
+        return waits_word(board,
+                          GW_WAIT_BUCKETS + index + layout_page(core_layout(job->core))->buckets);
     case GW_TL_STEP:
         return waits_word(board, GW_WAIT_STEP);
     case GW_TL_UPDATE:

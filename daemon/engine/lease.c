@@ -34,7 +34,8 @@ static struct lease *find(struct engine *engine, const char *name)
 {
     struct lease *lease;
 
-    TAILQ_FOREACH(lease, &engine->leases, link) {
+    TAILQ_FOREACH(lease, &engine->leases, link)
+    {
         if (strcmp(lease->name, name) == 0)
             return lease;
     }
@@ -156,7 +157,8 @@ static struct lease *next_asked(struct engine *engine)
 {
     struct lease *lease;
 
-    TAILQ_FOREACH(lease, &engine->leases, link) {
+    TAILQ_FOREACH(lease, &engine->leases, link)
+    {
         if (lease->alarm)
             return lease;
     }

@@ -51,7 +51,7 @@ static const char help[] =
     "  --memory-max-bytes N   limit of all the job's memory on this node (default 0: none)\n"
     "  --stall-report-ns N    a stall is reported after that time (default 10 s)\n"
     "  --device WHAT          what jobs are offered: auto, host or cuda (default auto)\n"
-    "  --plugins DIR          where gradwire-cuda.so is (default: beside the engine, as installed)\n"
+    "  --plugins DIR          where gradwire-cuda.so is (beside the engine, or as installed)\n"
     "  --guard                watches over the engine that started it, on descriptor 3\n"
     "  --probe                says how many GPUs it can offer, or why none; exit code 0 or 69\n"
     "  --version, --help\n";

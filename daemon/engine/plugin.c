@@ -14,8 +14,8 @@
 struct plugins {
     void *library; /* NULL: not open */
     const struct plugin *cuda;
-    int gpus;                       /* 0: not looked yet */
-    char why[GW_TEXT_MAX + 1];      /* there is none to offer */
+    int gpus;                  /* 0: not looked yet */
+    char why[GW_TEXT_MAX + 1]; /* there is none to offer */
 };
 
 int plugin_offer_parse(const char *text, enum plugin_offer *ret_offer)
@@ -63,7 +63,7 @@ static int find(const struct plugins_config *config, char *path, size_t path_byt
     }
     snprintf(why, GW_TEXT_MAX + 1,
              PLUGIN_FILE " is not in %.200s: install a gradwire that was built with CUDA 13 and "
-             "NCCL, or name the plug-in's directory with gradwired --plugins",
+                         "NCCL, or name the plug-in's directory with gradwired --plugins",
              places[count - 1]);
     return GW_E_NO_DEVICE;
 }
@@ -76,7 +76,8 @@ static int check(const struct plugin *plugin, const char *path, char why[GW_TEXT
     else if (plugin->version != GW_PLUGIN_VERSION)
         snprintf(why, GW_TEXT_MAX + 1,
                  "%.300s is of another release (its tables have version %u, this engine's %u): "
-                 "install both from one release", path, plugin->version, GW_PLUGIN_VERSION);
+                 "install both from one release",
+                 path, plugin->version, GW_PLUGIN_VERSION);
     else if (plugin->device != GW_DEVICE_CUDA || !plugin->device_ops || !plugin->fabric_ops ||
              !plugin->probe)
         snprintf(why, GW_TEXT_MAX + 1, "%.300s has no tables for GPUs: install it again", path);
@@ -95,7 +96,8 @@ static void open_cuda(struct plugins *plugins, const struct plugins_config *conf
     if (!plugins->library) {
         snprintf(plugins->why, sizeof(plugins->why),
                  "%.330s: install the CUDA 13 runtime (libcudart.so.13) and NCCL 2.28 or later "
-                 "(libnccl.so.2)", dlerror());
+                 "(libnccl.so.2)",
+                 dlerror());
         return;
     }
     plugins->cuda = dlsym(plugins->library, GW_PLUGIN_SYMBOL);

@@ -60,8 +60,7 @@ void session_send(struct session *session, const struct wire_msg *msg, const int
                                  : "a reply could not be sent");
 }
 
-void session_send_done(struct session *session, uint32_t request, int code, const char *format,
-                       ...)
+void session_send_done(struct session *session, uint32_t request, int code, const char *format, ...)
 {
     struct wire_msg msg = {.type = WIRE_DONE, .request = request};
     struct text text = TEXT(msg.u.done.text);
@@ -140,8 +139,8 @@ void session_free(struct session *session)
 
 static void send_close(struct session *session)
 {
-    if (!outbox_empty(&session->outbox) && outbox_flush(&session->outbox,
-                                                        watch_fd(session->socket)) < 0)
+    if (!outbox_empty(&session->outbox) &&
+        outbox_flush(&session->outbox, watch_fd(session->socket)) < 0)
         return;
     if (outbox_empty(&session->outbox))
         (void)packet_send_code(watch_fd(session->socket), WIRE_CLOSE, 0, session->doom_code,
@@ -163,8 +162,7 @@ void session_close(struct session *session, const char *how)
     TAILQ_REMOVE(&engine->sessions, session, link);
     engine->session_count--;
     if (held && !engine->ending)
-        log_line("rank %u (%s, pid %d) is gone: %s", rank, session->client, (int)session->pid,
-                 how);
+        log_line("rank %u (%s, pid %d) is gone: %s", rank, session->client, (int)session->pid, how);
     if (held) {
         engine->ranks[rank] = NULL;
         if (!engine->ending)
@@ -239,11 +237,13 @@ static int make_watches(struct session *session, int fd)
 
     r = watch_new(engine->loop, fd, UV_READABLE, session_on_socket, session, &session->socket);
     if (r == 0 && pidfd >= 0) {
-        r = watch_new(engine->loop, pidfd, UV_READABLE, session_on_process, session, &session->process);
+        r = watch_new(engine->loop, pidfd, UV_READABLE, session_on_process, session,
+                      &session->process);
         pidfd = -1;
     } else if (r == 0) {
         log_line("client %s (pid %d) is in another pid namespace: its end is seen by its socket "
-                 "alone", session->client, (int)session->pid);
+                 "alone",
+                 session->client, (int)session->pid);
     }
     fd_close(&pidfd);
     if (r < 0)
@@ -274,8 +274,7 @@ static int make_pages(struct session *session)
 static void welcome(struct session *session)
 {
     struct wire_msg msg = {.type = WIRE_WELCOME};
-    int fds[3] = {session->client_page->fd, session->engine_page->fd,
-                  watch_fd(session->doorbell)};
+    int fds[3] = {session->client_page->fd, session->engine_page->fd, watch_fd(session->doorbell)};
 
     msg.u.welcome.version = GW_PROTOCOL_VERSION;
     msg.u.welcome.engine_pid = (uint32_t)getpid();
@@ -302,9 +301,10 @@ static int check_client(struct engine *engine, int fd, const struct wire_msg *he
     }
     if (hello->u.hello.version_min > GW_PROTOCOL_VERSION ||
         hello->u.hello.version_max < GW_PROTOCOL_VERSION) {
-        text_add(why, "this engine speaks protocol %u, the client %u to %u: use a client library "
-                 "of the same release", GW_PROTOCOL_VERSION, hello->u.hello.version_min,
-                 hello->u.hello.version_max);
+        text_add(why,
+                 "this engine speaks protocol %u, the client %u to %u: use a client library "
+                 "of the same release",
+                 GW_PROTOCOL_VERSION, hello->u.hello.version_min, hello->u.hello.version_max);
         return GW_E_VERSION;
     }
     if (hello->u.hello.tag_bytes > 0 &&

@@ -50,7 +50,8 @@ void session_tell_events(struct engine *engine)
 {
     struct session *session;
 
-    TAILQ_FOREACH(session, &engine->sessions, link) {
+    TAILQ_FOREACH(session, &engine->sessions, link)
+    {
         const struct gw_engine_page *page =
             session->engine_page ? session->engine_page->base : NULL;
         uint64_t one = 1;
@@ -206,7 +207,8 @@ static struct session *next_doomed(struct engine *engine)
 {
     struct session *session;
 
-    TAILQ_FOREACH(session, &engine->sessions, link) {
+    TAILQ_FOREACH(session, &engine->sessions, link)
+    {
         if (session->doomed && !session->busy)
             return session;
     }
@@ -238,8 +240,8 @@ void session_on_socket(void *owner, int events)
 
     session->busy = true;
     /* After an error libuv watches no more: all must be read now. */
-    if (events < 0 || (events & UV_WRITABLE &&
-                       outbox_flush(&session->outbox, watch_fd(session->socket)) < 0)) {
+    if (events < 0 ||
+        (events & UV_WRITABLE && outbox_flush(&session->outbox, watch_fd(session->socket)) < 0)) {
         finish(session, "its connection broke");
     } else {
         if (events & UV_WRITABLE)

@@ -22,8 +22,8 @@ static inline void waits_start(const struct device_memory *memory)
 {
     struct gw_wait_page *page = memory->base;
 
-    page->header = (struct gw_shm_header){GW_SHM_MAGIC, GW_SHM_VERSION, GW_SHM_WAITS,
-                                          (uint32_t)memory->bytes};
+    page->header =
+        (struct gw_shm_header){GW_SHM_MAGIC, GW_SHM_VERSION, GW_SHM_WAITS, (uint32_t)memory->bytes};
     page->count = waits_words(memory->bytes);
 }
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * GPUs, each lent to one job: a lock that the engine holds to its end, whatever becomes of
- * gradwired. What an engine asks for is hostile: a name of the right form, nothing else. Loop thread
- * only.
+ * gradwired. What an engine asks for is hostile: a name of the right form, nothing else. Loop
+ * thread only.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -36,8 +36,8 @@ static void say_busy(const struct engine *engine, const char *gpu, const char *h
 
     if (sscanf(holder, "%16[0-9a-f] %u", tag, &uid) == 2 && uid == engine->uid)
         (void)snprintf(text, text_bytes,
-                       "%s is used by job %s: use another GPU, wait for that job's end, or let jobs "
-                       "share GPUs (gpu_sharing = on in gradwired.conf)",
+                       "%s is used by job %s: use another GPU, wait for that job's end, or let "
+                       "jobs share GPUs (gpu_sharing = on in gradwired.conf)",
                        gpu, tag);
     else
         (void)snprintf(text, text_bytes,
@@ -66,7 +66,7 @@ void lease_grant(struct engine *engine, const char *gpu)
             say_busy(engine, gpu, holder, text, GW_TEXT_MAX + 1);
         else if (r < 0)
             (void)snprintf(text, GW_TEXT_MAX + 1, "gradwired cannot lend %s: %s", gpu,
-                           r == GW_E_LIMIT ? "too many GPUs are in use" : "its file cannot be made");
+                           r == GW_E_LIMIT ? "too many are in use" : "its file cannot be made");
     }
     msg.u.lease.code = r;
     if (r == 0)

@@ -2,8 +2,8 @@
 /*
  * Which devices this node offers. gradwired has no CUDA in it: an engine's program is started to
  * look, `gradwire-engine --probe`, which says in one line how many GPUs it can use (exit code 0) or
- * why none, and ends. Jobs do not wait for the answer: each engine finds out for itself. Loop thread
- * only.
+ * why none, and ends. Jobs do not wait for the answer: each engine finds out for itself. Loop
+ * thread only.
  */
 #include <errno.h>
 #include <fcntl.h>

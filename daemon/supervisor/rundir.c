@@ -130,8 +130,8 @@ static int take_lock(struct rundir *dir, char *error, size_t error_bytes)
     return EX_CANTCREAT;
 }
 
-/* Removes the files of GPUs that nobody uses; how many are left. Only we make and lock them, so none
- * can be taken between the look and the removal. */
+/* Removes the files of GPUs that nobody uses; how many are left. Only we make and lock them, so
+ * none can be taken between the look and the removal. */
 static unsigned sweep_gpus(struct rundir *dir)
 {
     int list_fd = openat(dir->fd, "gpus", O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);

@@ -59,7 +59,8 @@ void supervisor_stop_engines(struct supervisor *sup)
     struct engine *engine;
 
     sup->draining = sup->stopping = true;
-    TAILQ_FOREACH(engine, &sup->engines, link) {
+    TAILQ_FOREACH(engine, &sup->engines, link)
+    {
         engine_end(engine);
     }
     alarm_set(sup->stop_alarm, STOP_ENGINES_NS);
@@ -234,11 +235,13 @@ static void abandon_starting(struct supervisor *sup)
     uint64_t end_ns = now_ns() + ABANDON_NS, now;
     struct engine *engine;
 
-    TAILQ_FOREACH(engine, &sup->engines, link) {
+    TAILQ_FOREACH(engine, &sup->engines, link)
+    {
         if (engine->state == ENGINE_STARTING)
             engine_kill(engine);
     }
-    TAILQ_FOREACH(engine, &sup->engines, link) {
+    TAILQ_FOREACH(engine, &sup->engines, link)
+    {
         struct pollfd process = {.fd = watch_fd(engine->process), .events = POLLIN};
 
         now = now_ns();

@@ -71,7 +71,8 @@ static int fake_place(struct device *device, uint32_t rank, const struct device_
     static const uint8_t zeros[GW_GPU_BYTES - 1];
 
     (void)device;
-    if (memcmp(place->gpu, zeros, sizeof(zeros)) != 0 || place->gpu[GW_GPU_BYTES - 1] >= fake.gpus) {
+    if (memcmp(place->gpu, zeros, sizeof(zeros)) != 0 ||
+        place->gpu[GW_GPU_BYTES - 1] >= fake.gpus) {
         snprintf(text, GW_TEXT_MAX + 1, "rank %u names a GPU that is not here", rank);
         return GW_E_NO_DEVICE;
     }

@@ -414,7 +414,7 @@ def test_a_job_on_gpus_steps_and_is_shown(runtime_dir):
             client.send(wire.frame("STEP_END"))
         for client in ranks:
             until(lambda c=client: struct.unpack_from("<Q", c.board, 64)[0] == 1, what="the step")
-        job = until(lambda: [j for j in daemon.jobs() if j["steps"] == 1], what="the step's count")[0]
+        job = until(lambda: [j for j in daemon.jobs() if j["steps"] == 1], what="the count")[0]
         assert (job["device"], job["fabric"]) == ("cuda", "fake exact")
         table = daemon.ctl("jobs").stdout
         assert "cuda" in table and "fake exact" in table
@@ -514,7 +514,8 @@ def test_only_jobs_on_gpus_have_a_guard(runtime_dir):
             until(lambda: len(guards(cuda.engine)) == 1, what="a guard")
             guard = guards(cuda.engine)[0]
             # It holds nothing of the engine but pages and its socket.
-            links = [os.readlink(f"/proc/{guard}/fd/{fd}") for fd in os.listdir(f"/proc/{guard}/fd")]
+            place = f"/proc/{guard}/fd"
+            links = [os.readlink(f"{place}/{fd}") for fd in os.listdir(place)]
             assert not [link for link in links if "/lock" in link or "/gpus/" in link], links
             assert not guards(host.engine) or guards(host.engine) == guards(1)
         until(lambda: not running(guard), what="the guard's end")

@@ -36,6 +36,10 @@ static void defaults_are_those_of_the_manual(void **state)
     assert_string_equal(conf.admin_group, "gradwire-admin");
     assert_int_equal(conf.log_level, CONF_INFO);
     assert_int_equal(conf.linger_ns, 60000000000);
+    assert_int_equal(conf.device, CONF_DEVICE_AUTO);
+    assert_string_equal(conf.plugins, "");
+    assert_int_equal(conf.stall_report_ns, 10000000000);
+    assert_int_equal(conf.gpu_sharing, 0);
     assert_int_equal(conf.memory_max_bytes, 0);
     assert_int_equal(conf.max_jobs_per_user, 64);
     assert_int_equal(conf.max_connections_per_user, 256);
@@ -68,8 +72,11 @@ static void every_key_is_taken(void **state)
                            "group = 4711\n"
                            "admin_group = ops\n"
                            "log_level = debug\n"
+                           "device = cuda\n"
                            "[job]\r\n"
                            "linger = 1.5min\r\n"
+                           "stall_report = 250ms\n"
+                           "gpu_sharing = on\n"
                            "memory_max_bytes = 64GiB\n"
                            "[limits]\n"
                            "max_jobs_per_user = 1\n"
@@ -85,6 +92,9 @@ static void every_key_is_taken(void **state)
     assert_string_equal(conf.admin_group, "ops");
     assert_int_equal(conf.log_level, CONF_DEBUG);
     assert_int_equal(conf.linger_ns, 90000000000);
+    assert_int_equal(conf.device, CONF_DEVICE_CUDA);
+    assert_int_equal(conf.stall_report_ns, 250000000);
+    assert_int_equal(conf.gpu_sharing, 1);
     assert_int_equal(conf.memory_max_bytes, 68719476736);
     assert_int_equal(conf.max_jobs_per_user, 1);
     assert_int_equal(conf.max_connections_per_user, 65536);
@@ -104,6 +114,9 @@ static void errors_name_file_line_and_what_is_allowed(void **state)
         {"\n\n[jobs]\nlinger = 1s\n", "g.conf:4: unknown key 'linger' in [jobs]",
          "[daemon] [job] [limits]"},
         {"linger = 1s\n", "g.conf:1: key 'linger' stands before any section", "[job]"},
+        {"[daemon]\ndevice = gpu\n", "g.conf:2: bad value 'gpu' for 'device'",
+         "one of auto, host, cuda"},
+        {"[job]\ngpu_sharing = yes\n", "g.conf:2: bad value 'yes' for 'gpu_sharing'", "off, on"},
         {"[job]\nlinger = 1 fortnight\n", "g.conf:2: bad value '1 fortnight' for 'linger'", "60s"},
         {"[job]\nlinger = -1s\n", "g.conf:2: bad value '-1s'", "60s"},
         {"[job]\nlinger =\n", "g.conf:2: bad value ''", "60s"},
