@@ -95,7 +95,7 @@ build_all() {
         # shellcheck source=cmake/cuda-wheels.sh
         . cmake/cuda-wheels.sh
         gw_cuda_wheels "$PWD/build/cuda-wheels"
-        targets+=(charlm-cuda gradwire-cuda-plugin)
+        targets+=(charlm-cuda gw_plugin_cuda)
     fi
     echo "demo.sh: building (build/release)"
     mkdir -p build
@@ -181,7 +181,7 @@ start_daemon() {
     mkdir -p "$runtime" "$work/runs"
     : >"$work/gradwired.conf"
     "$build/daemon/supervisor/gradwired" --foreground --runtime-dir "$runtime" \
-        --device "$device" --plugins "$build/lib" --config "$work/gradwired.conf" --engine "$build/daemon/engine/gradwire-engine" \
+        --device "$device" --config "$work/gradwired.conf" --engine "$build/daemon/engine/gradwire-engine" \
         2>"$work/gradwired.log" &
     daemon=$!
     for (( i = 0; i < 100; i++ )); do

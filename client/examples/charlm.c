@@ -80,5 +80,6 @@ int main(int argc, char **argv)
     }
     model_free(model);
     text_clear(&text);
+    charlm_device_stop();
     return r;
 }

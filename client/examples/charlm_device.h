@@ -14,6 +14,7 @@
 /* Once, before anything of charlm_math.h: 0, or an exit code after a message. gpu: CUDA ordinal, or -1:
  * the rank's number over the number of GPUs. */
 int charlm_device_start(int gpu, uint32_t rank);
+void charlm_device_stop(void);
 /* NULL on the host. */
 int charlm_device_new(struct gw_device **ret_device);
 void charlm_device_free(struct gw_device *device);

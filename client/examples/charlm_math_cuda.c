@@ -65,6 +65,14 @@ int charlm_device_start(int gpu, uint32_t rank)
     return 0;
 }
 
+void charlm_device_stop(void)
+{
+    math_free(each);
+    each = NULL;
+    each_room = 0;
+    check("cudaStreamDestroy", (int)cudaStreamDestroy(stream));
+}
+
 int charlm_device_new(struct gw_device **ret_device)
 {
     return gw_cuda_device_new(ordinal, ret_device);
