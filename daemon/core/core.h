@@ -6,8 +6,13 @@
  * Work is described, not done: an op names inputs, outputs, what it waits for (tokens) and what it
  * raises (signals). The engine hands ops to device streams in the order of the effects; streams run
  * in order; nothing here waits for an op to finish before the next is launched. Completion comes
- * back as an event, and decides only when memory may be reused by new clients and what is reported,
- * never what is launched in which order.
+ * back as an event, and decides only when memory may be reused by new clients, what is reported,
+ * and when calls between steps go on (PARAM_IO, MEASURE); never what is launched in which order.
+ *
+ * "In order" is of ops of one stream that have ranks in common. What orders ops beyond that is
+ * said: wait_ops, and tokens, which are the clients' own timelines: a client on a GPU declares what
+ * its streams will have done when they raise the token. See zero_internal.h for what waits for which
+ * declaration, and zero.h for why a rank's declarations are let go in the order of its calls.
  */
 #ifndef GW_CORE_CORE_H
 #define GW_CORE_CORE_H
@@ -58,8 +63,8 @@ struct core_signal {
 
 enum core_stream {
     CORE_STREAM_REDUCE,  /* one for the job: reductions and collectives */
-    CORE_STREAM_CONTROL, /* one for the job: verdict, barriers of a step */
-    CORE_STREAM_GATHER,  /* one per rank: its gathers */
+    CORE_STREAM_CONTROL, /* one for the job: verdict, windows of updates */
+    CORE_STREAM_GATHER,  /* one per rank (op.rank): its gathers, and the ends of its updates */
 };
 
 enum core_op_kind {
@@ -68,7 +73,8 @@ enum core_op_kind {
     CORE_OP_ALL_GATHER,     /* collectives layer: out[r][q*numel ..] = in[q][0..numel), every r */
     CORE_OP_GATHER,         /* ZeRO: `bucket_count` buckets of all owners to out[0], for op.rank */
     CORE_OP_BROADCAST,      /* out[r] = in[0], every r but op.rank (the root) */
-    CORE_OP_BARRIER,        /* nothing but its signals */
+    CORE_OP_BARRIER,        /* nothing but what it waits for and signals; on any stream, for any
+                             * of the ranks (members), also without signals */
     CORE_OP_LOCAL_ADD,      /* out[0] = in[0] or out[0] + in[0], `numel`; no communication */
     CORE_OP_ZERO,           /* out[0][0..numel) = 0 */
     CORE_OP_VERDICT,        /* norm and flags of all buckets -> verdict of every rank's board */
@@ -148,7 +154,9 @@ enum core_effect_kind {
     CORE_EFF_REPLY,    /* rank, reply: send it (the engine adds id, hash, descriptors). index 1: the
                         * answer to a JOIN, for the connection that asked (the rank may be taken) */
     CORE_EFF_LAUNCH,   /* op */
-    CORE_EFF_SIGNAL,   /* signal, once after_op is done (0: now) */
+    CORE_EFF_SIGNAL,   /* signal, once after_op is done (0: now). A unit's offset, here or with an
+                        * op, is settled when the effect is taken: on GPUs it is told at once
+                        * (slot.placed) */
     CORE_EFF_BUILD,    /* all ranks sealed alike: make arenas (core_arena_bytes), boards; keep what
                         * exists with the right size (re-join) but zero GRADS, ACC, RING, POOL */
     CORE_EFF_OVERFLOW, /* rank: make arena OVERFLOW `index` of max_bucket_numel */
@@ -193,7 +201,8 @@ uint64_t core_present(const struct core *core); /* bit per rank */
 uint64_t core_steps(const struct core *core);
 const struct layout *core_layout(const struct core *core);      /* NULL before BUILD */
 const struct wire_seal *core_options(const struct core *core);  /* defaults filled in */
-/* Bytes of a rank's arena under the sealed layout; 0: it has none. rank -1: of the job. */
+/* Bytes of a rank's arena under the sealed layout; 0: it has none. rank -1: of the job. VERDICT: on
+ * GPUs only, one per rank. */
 uint64_t core_arena_bytes(const struct core *core, enum gw_arena_kind kind, int rank);
 /* Where bucket b's slice of rank r's parameters lies (source of gathers). */
 struct core_ref core_param_slice(const struct core *core, uint32_t bucket, uint32_t rank);

@@ -248,7 +248,7 @@ static void launch(struct core *core, uint32_t group)
     core->running = true;
 }
 
-/* The rank's next op on a group may be launched. With streams: when what the rank declared before it
+/* The rank's next op on a group may be launched. With streams: when what the rank declared before
  * is launched too, for its stream may wait for that first. */
 static bool may_launch(const struct core *core, uint32_t rank, uint32_t group)
 {

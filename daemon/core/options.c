@@ -109,8 +109,8 @@ static int check_factors(const struct wire_seal *seal, struct text *text)
 static int check_device(const struct wire_seal *seal, uint32_t device, struct text *text)
 {
     if (seal->order == GW_ORDER_FABRIC && device == GW_DEVICE_HOST)
-        text_add(text, "order is fabric, but the job is in host memory, where sums are always exact: "
-                 "use exact, or attach GPUs");
+        text_add(text, "order is fabric, but the job is in host memory, where sums are always "
+                 "exact: use exact, or attach GPUs");
     else if (seal->gather == GW_GATHER_MAPPED && device != GW_DEVICE_HOST)
         text_add(text, "gather mapped is for host memory, but the job is on GPUs: use private");
     else

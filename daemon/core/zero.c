@@ -338,7 +338,7 @@ static bool tokens_sound(const struct wire_after *after)
     return after->tokens <= GW_READY_TOKENS;
 }
 
-/* Those of the first gradient: what its streams did before the last step's gradients are done with. */
+/* Those of the first gradient: by then the last step's gradients are done with. */
 static struct wire_after first_tokens(const struct wire_msg *msg)
 {
     const struct wire_after none = {0};
@@ -477,8 +477,8 @@ void zero_op_launched(struct zero *z, uint32_t rank)
     z->ranks[rank].ops_launched++;
 }
 
-/* A stream may wait for a verdict, a window, a fetch; and for a full buffer's last contribution when
- * it writes the next, so in a later micro-step. For a ring slot it waits only if that is launched. */
+/* A stream may wait for a verdict, a window, a fetch; and for a full buffer's last contribution,
+ * when it writes the next, so in a later micro-step. For a ring slot only if that is launched. */
 bool zero_settled(const struct zero *z, uint32_t rank, uint64_t mark)
 {
     const struct zero_rank *mine = &z->ranks[rank];
@@ -506,8 +506,8 @@ int zero_resume(struct zero *z, uint64_t now_ns, struct core_fault *ret_fault)
 
 /* ---- re-attaching ---------------------------------------------------------------------------- */
 
-/* When a job breaks, nothing holds its clients' streams back any more: they run through whatever was
- * enqueued. */
+/* When a job breaks, nothing holds its clients' streams back any more: they run through whatever
+ * was enqueued. */
 static bool may_still_write(const struct zero *z, const struct zero_rank *rank)
 {
     const struct zero_late *late = rank->backlog.head;
@@ -527,8 +527,8 @@ static int check_torn(struct zero *z)
 
         if (z->ordered && may_still_write(z, rank))
             return zero_fail(z, GW_E_TORN, r,
-                             "the streams of rank %u were given an update of its shard to make, and "
-                             "had not reported its end: start the job anew", r);
+                             "the streams of rank %u were given an update of its shard to make, "
+                             "and had not reported its end: start the job anew", r);
         if (rank->update == UPDATE_BEGUN && rank->update_told >= rank->ended)
             return zero_fail(z, GW_E_TORN, r,
                              "the shard of rank %u was left inside its update of step %llu: start "

@@ -26,7 +26,7 @@ struct core_wait {
 };
 
 /* `layout` and `effects` stay the caller's. options: defaults filled in. ordered: the clients order
- * their work by streams and declare it before it is done; else the host waits before it declares. */
+ * their work by streams and declare it before it is done; else hosts wait before they declare. */
 int zero_new(const struct layout *layout, const struct wire_seal *options, uint32_t world,
              bool ordered, uint64_t drop_edges, struct effects *effects, struct zero **ret_zero);
 struct zero *zero_free(struct zero *zero);

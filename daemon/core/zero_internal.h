@@ -20,8 +20,8 @@
  * step gate + 1 may be gathered, and reductions of step gate + 1 may write to shards.
  *
  * All this counts declarations. What a rank declares its streams may do later; so a declaration
- * carries tokens, and the ops that it lets go wait for them, on their streams (zero_tokens.c). An op
- * never waits for a later declaration than it needs: a client's stream may wait for that very op
+ * carries tokens, and the ops that it lets go wait for them, on their streams (zero_tokens.c). An
+ * op never waits for a later declaration than it needs: a client's stream may wait for that very op
  * first, and they would wait for each other.
  *
  * Ops of one stream run in order wherever they have a rank in common; others may overtake each

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Tokens: what ops wait for on their streams, because a rank's declaration says what its own streams
- * will have done by then. Pure; one thread. Which op is launched when is decided elsewhere, from the
- * declarations alone.
+ * Tokens: what ops wait for on their streams, because a rank's declaration says what its own
+ * streams will have done by then. Pure; one thread. Which op is launched when is decided elsewhere,
+ * from the declarations alone.
  *
  *   STEP_END       -> windows of the step's updates          (READS_DONE)
  *   UPDATE_COMMIT  -> gathers, and reductions into shards    (COMMITTED)

@@ -214,6 +214,7 @@ struct kit_op {
     struct core_op op;
     struct core_ref in[GW_RANKS_MAX], out[GW_RANKS_MAX];
     struct core_signal signals[GW_RANKS_MAX];
+    struct core_token waits[GW_RANKS_MAX * GW_READY_TOKENS];
     uint32_t members[GW_RANKS_MAX];
 };
 
@@ -225,6 +226,8 @@ static struct {
     uint32_t count, read;
     uint32_t request; /* last number given */
 } kit;
+
+static uint32_t kit_device; /* of the jobs that start */
 
 static const char *const kit_names[] = {"REPLY", "LAUNCH", "SIGNAL",   "BUILD",  "OVERFLOW", "FAIL",
                                         "DROP",  "PARAM_IO", "REPORT", "END"};
@@ -239,6 +242,8 @@ static void kit_keep_op(const struct core_op *op, struct kit_op *kept)
                (op->kind == CORE_OP_BROADCAST ? 1 : op->world) * sizeof(kept->in[0]));
     if (op->out)
         memcpy(kept->out, op->out, op->world * sizeof(kept->out[0]));
+    if (op->waits)
+        memcpy(kept->waits, op->waits, op->wait_count * sizeof(kept->waits[0]));
     if (op->signals)
         memcpy(kept->signals, op->signals, op->signal_count * sizeof(kept->signals[0]));
 }
@@ -265,7 +270,8 @@ static void kit_event(const struct core_event *event)
 static inline void kit_start(uint32_t world, uint64_t join_s, uint64_t op_s)
 {
     struct core_config config = {.world = world, .join_timeout_ns = join_s * S,
-                                 .op_timeout_ns = op_s * S, .stall_report_ns = 10 * S};
+                                 .op_timeout_ns = op_s * S, .stall_report_ns = 10 * S,
+                                 .device = kit_device};
 
     memset(&kit, 0, sizeof(kit));
     memset(&fake, 0, sizeof(fake));

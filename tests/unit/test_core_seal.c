@@ -90,6 +90,8 @@ static void test_wrong_options_are_named(void **state)
         {{.bucket_bytes = 64, .shard_align_bytes = 8192}, "shard_align_bytes is 8192"},
         {{.bucket_bytes = 64, .scale = 1e39}, "scale is 1e+39"},
         {{.bucket_bytes = 64, .clip_norm = -1}, "clip_norm is -1"},
+        {{.bucket_bytes = 64, .order = 2}, "order is 2"},
+        {{.bucket_bytes = 64, .order = GW_ORDER_FABRIC}, "order is fabric, but the job is in host"},
     };
     const struct kit_param param = {"w", "", 8};
 
@@ -124,6 +126,7 @@ static void check_seal(const struct wire_seal *seal, const struct wire_seal *exp
     CHECK(clip_norm);
     CHECK(gather_bytes);
     CHECK(prefetch_bytes);
+    CHECK(order);
 #undef CHECK
 }
 

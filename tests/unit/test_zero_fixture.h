@@ -227,7 +227,8 @@ static inline void fx_line(struct fx *fx, const struct core_effect *effect)
         break;
     case CORE_EFF_REPLY:
         if (effect->reply.type == WIRE_ACQUIRED) {
-            text_add(&text, "ACQ@%u %d", effect->rank, (int)effect->reply.u.acquired.slot);
+            text_add(&text, "ACQ@%u %d%s", effect->rank, (int)effect->reply.u.acquired.slot,
+                     effect->reply.u.acquired.launched ? " launched" : "");
         } else {
             text_add(&text, "DONE@%u %d", effect->rank, effect->reply.u.done.code);
             snprintf(fx->last_text, sizeof(fx->last_text), "%s", effect->reply.u.done.text);
@@ -302,6 +303,19 @@ static inline int fx_bare(struct fx *fx, uint32_t rank, uint16_t type)
     return fx_send(fx, rank, &msg);
 }
 
+static inline struct wire_after fx_token(uint32_t timeline, uint64_t value)
+{
+    return (struct wire_after){.tokens = 1, .timeline = {timeline}, .value = {value}};
+}
+
+/* MICRO_END, STEP_END or UPDATE_COMMIT with a token of timeline 0. */
+static inline int fx_after(struct fx *fx, uint32_t rank, uint16_t type, uint64_t value)
+{
+    struct wire_msg msg = {.type = type, .u.after = fx_token(0, value)};
+
+    return fx_send(fx, rank, &msg);
+}
+
 static inline int fx_ready_one(struct fx *fx, uint32_t rank, struct wire_ready_entry entry)
 {
     struct wire_msg msg = {.type = WIRE_READY};
@@ -338,6 +352,26 @@ static inline int fx_unit(struct fx *fx, uint32_t rank, uint16_t type, uint32_t 
     return fx_send(fx, rank, &msg);
 }
 
+static inline int fx_unit_after(struct fx *fx, uint32_t rank, uint16_t type, uint32_t unit,
+                                uint64_t value)
+{
+    struct wire_msg msg = {.type = type};
+
+    msg.u.unit.unit = unit;
+    msg.u.unit.after = fx_token(0, value);
+    return fx_send(fx, rank, &msg);
+}
+
+/* A parameter of one piece, with a token of timeline 0. */
+static inline int fx_ready_after(struct fx *fx, uint32_t rank, uint32_t param, uint32_t flags,
+                                 uint32_t slot, uint64_t value)
+{
+    struct wire_ready_entry entry = {.param = param, .flags = flags, .slot = slot, .tokens = 1,
+                                     .timeline = {0}, .value = {value}};
+
+    return fx_ready_one(fx, rank, entry);
+}
+
 static inline int fx_request(struct fx *fx, uint32_t rank, uint16_t type)
 {
     struct wire_msg msg = {.type = type, .request = ++fx->request};
@@ -350,6 +384,16 @@ static inline int fx_acquire(struct fx *fx, uint32_t rank, uint32_t bucket)
     struct wire_msg msg = {.type = WIRE_ACQUIRE, .request = ++fx->request};
 
     msg.u.acquire.bucket = bucket;
+    return fx_send(fx, rank, &msg);
+}
+
+/* The client's stream will wait. */
+static inline int fx_acquire_ordered(struct fx *fx, uint32_t rank, uint32_t bucket)
+{
+    struct wire_msg msg = {.type = WIRE_ACQUIRE, .request = ++fx->request};
+
+    msg.u.acquire.bucket = bucket;
+    msg.u.acquire.ordered = 1;
     return fx_send(fx, rank, &msg);
 }
 
