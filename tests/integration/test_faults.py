@@ -3,6 +3,7 @@
 
 After a rank's death the others are told, the shards stay, and the same ranks form the job anew; a
 shard whose owner died inside its update is never served.
+ctest: device=cuda
 """
 import hashlib
 import os
@@ -57,8 +58,8 @@ def backward(job):
 def apply(job):
     """params -= gradient (which is 1 everywhere)."""
     for s in job.spans():
-        for i in range(s.valid_numel):
-            s.params[i] -= s.grads[i]
+        n = s.valid_numel
+        gw.fill(s.params, n, [p - g for p, g in zip(s.params[0:n], s.grads[0:n])])
 
 
 def one_step(job):
@@ -97,15 +98,12 @@ def until(job, state, stage, where, rank):
     p, n = job.acquire(1)
     if state == "acquired":
         return
-    for i in range(n):
-        p[i] = 1.0
+    gw.fill(p, n, 1.0)
     job.ready(1)
     if state == "ready":
         return
     for k in range(1, len(job.pieces(1))):
-        p, n = job.acquire(1, k)
-        for i in range(n):
-            p[i] = 1.0
+        gw.fill(*job.acquire(1, k), 1.0)
         job.ready(1, k)
     job.put(0, [1.0] * NUMELS[0])
     job.step_end()
@@ -255,8 +253,7 @@ def orphan_rank(rank, where):
     flag(where, f"up{rank}")
     await_flag(where, "killed")
     t0 = time.monotonic()
-    for i in range(n):
-        p[i] = 1.0  # mapped memory stays: no SIGBUS
+    gw.fill(p, n, 1.0)  # mapped memory stays: no SIGBUS
     names = []
     for attempt in (lambda: job.barrier(30 * S), lambda: job.stats(),
                     lambda: job.wait(job.fetch(1), 30 * S)):
@@ -316,8 +313,8 @@ def training_rank(rank, world, where, stage, steps, flags):
         h.update(repr(job.wait_step().norm).encode())
         job.wait(job.update_begin())
         for s in job.spans():
-            for i in range(0, s.valid_numel, 1):
-                s.params[i] -= 0.1 * s.grads[i]
+            n = s.valid_numel
+            gw.fill(s.params, n, [p - 0.1 * g for p, g in zip(s.params[0:n], s.grads[0:n])])
         job.update_commit()
     job.barrier()
     job.close()
