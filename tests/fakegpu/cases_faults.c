@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * fault_cases PLUGIN CASE: the plug-in's device and fabric as an engine and three trainers use them,
- * all in one process, every wait of the step in streams. For test_faults.py, which plants mistakes
- * (GRADWIRE_PLANT) and expects that this program or the fake GPU sees each. Exit 1: wrong values, or
- * something that did not come.
+ * fault_cases PLUGIN CASE: the plug-in's device and fabric as an engine and three trainers use
+ * them, all in one process, every wait of the step in streams. For test_faults.py, which plants
+ * mistakes (GRADWIRE_PLANT) and expects that this program or the fake GPU sees each. Exit 1: wrong
+ * values, or something that did not come.
  */
 #include <cuda.h>
 #include <dlfcn.h>
@@ -36,9 +36,9 @@ static uint64_t deadline_ns; /* of $FAULT_DEADLINE_S: a fault that hangs need no
 
 /* Floats in a rank's arena. */
 enum {
-    AT_SOURCE = 0,                  /* STEPS gradients, written at the start */
+    AT_SOURCE = 0,                     /* STEPS gradients, written at the start */
     AT_IN = AT_SOURCE + STEPS * WHOLE, /* two buffers */
-    AT_OUT = AT_IN + 2 * WHOLE,     /* per step: exact, then of order=fabric, the whole gathered */
+    AT_OUT = AT_IN + 2 * WHOLE, /* per step: exact, then of order=fabric, the whole gathered */
     AT_FABRIC = AT_OUT + STEPS * SLICE,
     AT_GATHERED = AT_FABRIC + STEPS * SLICE,
     AT_POOL = AT_GATHERED + STEPS * WHOLE, /* the whole by the rank's own gather */
@@ -105,7 +105,7 @@ static void phase(const char *name)
     control(line);
 }
 
-/* ---- set-up -------------------------------------------------------------------------------------- */
+/* ---- set-up ---------------------------------------------------------------------------------- */
 
 static void on_wake(void *user)
 {
@@ -200,7 +200,7 @@ static void start(void)
     EXPECT(!fabric_ops->form(fabric));
 }
 
-/* ---- works --------------------------------------------------------------------------------------- */
+/* ---- works ----------------------------------------------------------------------------------- */
 
 static float *at(uint32_t rank, uint64_t floats)
 {
@@ -323,7 +323,7 @@ static void stop(void)
     free(values);
 }
 
-/* ---- the trainers -------------------------------------------------------------------------------- */
+/* ---- the trainers ---------------------------------------------------------------------------- */
 
 /* Writes the step's gradient into its buffer once both reductions of two steps ago have read it,
  * and says so: all in the stream. */
@@ -335,14 +335,14 @@ static void produce(uint32_t rank, uint32_t step)
 
     EXPECT(!cuCtxSetCurrent(client->context));
     if (step >= 2)
-        EXPECT(!cuStreamWaitValue64(client->stream, client->slot, step - 1,
-                                    CU_STREAM_WAIT_VALUE_GEQ));
+        EXPECT(
+            !cuStreamWaitValue64(client->stream, client->slot, step - 1, CU_STREAM_WAIT_VALUE_GEQ));
     EXPECT(!cuMemsetD8Async(in, 0xff, WHOLE * sizeof(float), client->stream));
     EXPECT(!cuMemcpyAsync(in, source, WHOLE * sizeof(float), client->stream));
     EXPECT(!cuStreamWriteValue64(client->stream, client->word, step + 1, 0));
 }
 
-/* ---- the engine ---------------------------------------------------------------------------------- */
+/* ---- the engine ------------------------------------------------------------------------------ */
 
 static uint64_t reduce(uint32_t step, uint64_t to, enum gw_order order, uint32_t slot)
 {
@@ -386,8 +386,7 @@ static void gather_one(uint32_t step, uint32_t rank, uint64_t after)
     op.wait_op_count = 1;
     for (uint32_t q = 0; q < RANKS; q++)
         segments[q] = (struct fabric_segment){at(rank, AT_POOL + step * WHOLE + q * SLICE),
-                                              at(q, AT_OUT + step * SLICE),
-                                              SLICE * sizeof(float)};
+                                              at(q, AT_OUT + step * SLICE), SLICE * sizeof(float)};
     launch(&op, NULL, NULL, segments, RANKS, 0, 3, step + 1);
 }
 
@@ -503,7 +502,7 @@ static void case_fault(void)
     _exit(0); /* nothing of CUDA works any more */
 }
 
-/* ---- imports ------------------------------------------------------------------------------------- */
+/* ---- imports --------------------------------------------------------------------------------- */
 
 #define IMPORT_OFFSET (UINT64_C(1) << 20)
 
@@ -607,7 +606,7 @@ static void case_register(void)
     }
 }
 
-/* ---- choice -------------------------------------------------------------------------------------- */
+/* ---- choice ---------------------------------------------------------------------------------- */
 
 static const struct {
     const char *name;

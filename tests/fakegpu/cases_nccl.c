@@ -4,191 +4,15 @@
  * the fake GPU has to say to each. Exits with 0 when the program saw what it should, which for
  * programs that break a rule may be anything.
  */
-#include <cuda_runtime.h>
-#include <nccl.h>
-#include <pthread.h>
-#include <stdatomic.h>
-#include <stdbool.h>
-#include <stdint.h>
+#include "tests/fakegpu/cases_nccl.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
-#define RANKS_MAX 8
-#define BYTES_MAX (1u << 20)
-
-#define CUDA(call)                                                                                 \
-    do {                                                                                           \
-        cudaError_t error_ = (call);                                                               \
-        if (error_ != cudaSuccess)                                                                 \
-            die(__LINE__, #call, (int)error_);                                                     \
-    } while (0)
-#define NCCL(call)                                                                                 \
-    do {                                                                                           \
-        ncclResult_t result_ = (call);                                                             \
-        if (result_ != ncclSuccess)                                                                \
-            die(__LINE__, #call, (int)result_);                                                    \
-    } while (0)
-#define EXPECT(condition)                                                                          \
-    do {                                                                                           \
-        if (!(condition))                                                                          \
-            die(__LINE__, #condition, 0);                                                          \
-    } while (0)
-
-struct rank {
-    int index;
-    ncclComm_t comm;
-    cudaStream_t stream;
-    unsigned char *send, *recv; /* device, BYTES_MAX each */
-    unsigned char *host_send, *host_recv;
-};
-
-static struct rank ranks[RANKS_MAX];
-static int n; /* ranks */
-static ncclUniqueId id;
-
-static void die(int line, const char *what, int code)
-{
-    fprintf(stderr, "line %d: %s: %d\n", line, what, code);
-    exit(1);
-}
-
-/* ---- set-up -------------------------------------------------------------------------------------- */
-
-static void rank_open(int i)
-{
-    struct rank *rank = &ranks[i];
-
-    rank->index = i;
-    CUDA(cudaSetDevice(i));
-    CUDA(cudaStreamCreateWithFlags(&rank->stream, cudaStreamNonBlocking));
-    CUDA(cudaMalloc((void **)&rank->send, BYTES_MAX));
-    CUDA(cudaMalloc((void **)&rank->recv, BYTES_MAX));
-    rank->host_send = calloc(1, BYTES_MAX);
-    rank->host_recv = calloc(1, BYTES_MAX);
-    EXPECT(rank->host_send && rank->host_recv);
-}
-
-static void rank_close(int i)
-{
-    struct rank *rank = &ranks[i];
-
-    CUDA(cudaSetDevice(i));
-    CUDA(cudaStreamSynchronize(rank->stream));
-    CUDA(cudaFree(rank->send));
-    CUDA(cudaFree(rank->recv));
-    CUDA(cudaStreamDestroy(rank->stream));
-    free(rank->host_send);
-    free(rank->host_recv);
-}
-
-static void all_open(void)
-{
-    int devices = 0;
-
-    CUDA(cudaGetDeviceCount(&devices));
-    n = devices < RANKS_MAX ? devices : RANKS_MAX;
-    for (int i = 0; i < n; i++)
-        rank_open(i);
-}
-
-/* Blocking communicators of all GPUs, made by this thread. */
-static void all_init(void)
-{
-    ncclComm_t comms[RANKS_MAX];
-
-    all_open();
-    NCCL(ncclCommInitAll(comms, n, NULL));
-    for (int i = 0; i < n; i++)
-        ranks[i].comm = comms[i];
-}
-
-static void all_destroy(void)
-{
-    for (int i = 0; i < n; i++)
-        NCCL(ncclCommDestroy(ranks[i].comm));
-}
-
-static void all_close(void)
-{
-    all_destroy();
-    for (int i = 0; i < n; i++)
-        rank_close(i);
-}
-
-static void all_sync(void)
-{
-    for (int i = 0; i < n; i++)
-        CUDA(cudaStreamSynchronize(ranks[i].stream));
-}
-
-static void *thread_main(void *arg);
-
-/* fn(i) on a thread for each rank, with its GPU current. */
-static void (*thread_fn)(int i);
-
-static void all_threads(void (*fn)(int i))
-{
-    pthread_t threads[RANKS_MAX];
-
-    thread_fn = fn;
-    for (int i = 0; i < n; i++)
-        EXPECT(!pthread_create(&threads[i], NULL, thread_main, &ranks[i]));
-    for (int i = 0; i < n; i++)
-        pthread_join(threads[i], NULL);
-}
-
-static void *thread_main(void *arg)
-{
-    struct rank *rank = arg;
-
-    CUDA(cudaSetDevice(rank->index));
-    thread_fn(rank->index);
-    return NULL;
-}
-
-/* Until the last call on it has ended, or for a second. */
-static ncclResult_t poll(ncclComm_t comm)
-{
-    ncclResult_t result = ncclInProgress;
-    struct timespec pause = {.tv_nsec = 1000000};
-
-    for (int i = 0; i < 10000 && result == ncclInProgress; i++) {
-        NCCL(ncclCommGetAsyncError(comm, &result));
-        if (result == ncclInProgress && i > 100)
-            nanosleep(&pause, NULL);
-    }
-    return result;
-}
-
-static void init_non_blocking(int i)
-{
-    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    ncclResult_t result;
-
-    config.blocking = 0;
-    config.maxCTAs = 2;
-    result = ncclCommInitRankConfig(&ranks[i].comm, n, id, i, &config);
-    EXPECT(result == ncclInProgress || result == ncclSuccess);
-    NCCL(poll(ranks[i].comm));
-}
-
-static void all_init_non_blocking(void)
-{
-    all_open();
-    NCCL(ncclGetUniqueId(&id));
-    all_threads(init_non_blocking);
-}
-
-static ncclResult_t started(ncclResult_t result)
-{
-    return result == ncclInProgress ? ncclSuccess : result;
-}
-
-/* ---- the model: rings, by hand ------------------------------------------------------------------- */
+/* ---- the model: rings, by hand --------------------------------------------------------------- */
 
 /* Of positive values. */
 static double bf16_nearest(double value)
@@ -222,8 +46,9 @@ static double rounded(ncclDataType_t type, double value)
 
 static size_t type_bytes(ncclDataType_t type)
 {
-    return type == ncclFloat64 || type == ncclInt64 ? 8 : type == ncclFloat32 || type == ncclInt32
-                                                              ? 4 : 2;
+    return type == ncclFloat64 || type == ncclInt64   ? 8
+           : type == ncclFloat32 || type == ncclInt32 ? 4
+                                                      : 2;
 }
 
 static double get(ncclDataType_t type, const unsigned char *base, size_t at)
@@ -319,7 +144,7 @@ static void expect_value(int line, int rank, size_t k, double want, double got)
     die(line, "value", 0);
 }
 
-/* ---- good programs ------------------------------------------------------------------------------- */
+/* ---- good programs --------------------------------------------------------------------------- */
 
 static const ncclDataType_t types[] = {ncclFloat32, ncclFloat16, ncclBfloat16, ncclFloat64,
                                        ncclInt32};
@@ -337,8 +162,7 @@ static void check_all_reduce(ncclDataType_t type, size_t count, bool in_place)
         for (int part = 0; part < n; part++)
             for (size_t k = count * (size_t)part / (size_t)n;
                  k < count * (size_t)(part + 1) / (size_t)n; k++)
-                expect_value(__LINE__, i, k, ring(type, k, part),
-                             get(type, ranks[i].host_recv, k));
+                expect_value(__LINE__, i, k, ring(type, k, part), get(type, ranks[i].host_recv, k));
     }
 }
 
@@ -374,8 +198,8 @@ static void check_copies(ncclDataType_t type, size_t count)
     for (int i = 0; i < n; i++) {
         read_back(i, ranks[i].recv, bytes * (size_t)n);
         for (int from = 0; from < n; from++)
-            EXPECT(!memcmp(ranks[i].host_recv + bytes * (size_t)from, ranks[from].host_send,
-                           bytes));
+            EXPECT(
+                !memcmp(ranks[i].host_recv + bytes * (size_t)from, ranks[from].host_send, bytes));
     }
     NCCL(ncclGroupStart());
     for (int i = 0; i < n; i++)
@@ -479,8 +303,8 @@ static void loop_non_blocking(int i)
         NCCL(started(ncclReduceScatter(rank->send, rank->recv, 100, ncclFloat32, ncclSum,
                                        rank->comm, rank->stream)));
         NCCL(poll(rank->comm));
-        NCCL(started(ncclAllGather(rank->recv, rank->send, 100, ncclFloat32, rank->comm,
-                                   rank->stream)));
+        NCCL(started(
+            ncclAllGather(rank->recv, rank->send, 100, ncclFloat32, rank->comm, rank->stream)));
         NCCL(poll(rank->comm));
     }
     CUDA(cudaStreamSynchronize(rank->stream));
@@ -583,12 +407,12 @@ static void case_register(void)
 }
 
 /* One process per GPU, the unique id through a pipe. */
-static void process_rank(int i, int from)
+static void process_rank(int i, int device, int from)
 {
     struct rank *rank = &ranks[i];
 
     EXPECT(read(from, &id, sizeof(id)) == (ssize_t)sizeof(id));
-    rank_open(i);
+    rank_open(i, device);
     put(ncclFloat32, rank->host_send, 0, i + 1);
     CUDA(cudaMemcpy(rank->send, rank->host_send, 4, cudaMemcpyHostToDevice));
     NCCL(ncclCommInitRank(&rank->comm, n, id, i));
@@ -601,17 +425,19 @@ static void process_rank(int i, int from)
     rank_close(i);
 }
 
-static void case_processes(void)
+static void processes(int count, int per_node)
 {
     pid_t pids[RANKS_MAX];
     int to[2];
 
     EXPECT(!pipe(to));
-    n = 3;
+    n = count;
     for (int i = 0; i < n; i++) {
         pids[i] = fork();
         if (!pids[i]) {
-            process_rank(i, to[0]);
+            if (i >= per_node)
+                setenv("FAKEGPU_NODE", "1", 1);
+            process_rank(i, i % per_node, to[0]);
             exit(0);
         }
     }
@@ -626,19 +452,18 @@ static void case_processes(void)
     }
 }
 
-/* ---- ends ---------------------------------------------------------------------------------------- */
-
-static void all_reduce_one(int i)
+static void case_processes(void)
 {
-    NCCL(started(ncclAllReduce(ranks[i].send, ranks[i].recv, 10, ncclFloat32, ncclSum,
-                               ranks[i].comm, ranks[i].stream)));
+    processes(3, 3);
 }
 
-static void all_reduce_polled(int i)
+/* Two nodes of two GPUs each. */
+static void case_nodes(void)
 {
-    all_reduce_one(i);
-    NCCL(poll(ranks[i].comm));
+    processes(4, 2);
 }
+
+/* ---- ends ------------------------------------------------------------------------------------ */
 
 static bool stream_busy(int i)
 {
@@ -646,18 +471,6 @@ static bool stream_busy(int i)
 
     EXPECT(error == cudaSuccess || error == cudaErrorNotReady);
     return error == cudaErrorNotReady;
-}
-
-static void abort_one(int i)
-{
-    NCCL(ncclCommAbort(ranks[i].comm));
-}
-
-static void abort_and_close(void)
-{
-    all_threads(abort_one);
-    for (int i = 0; i < n; i++)
-        rank_close(i); /* synchronizes: streams are free */
 }
 
 /* Rank 0 stays away: nothing completes until all have aborted. */
@@ -674,6 +487,24 @@ static void case_abort(void)
     for (int i = 1; i < n; i++)
         EXPECT(stream_busy(i));
     abort_and_close();
+}
+
+/* What runs ends, and the communicator can be destroyed. */
+static void revoke_one(int i)
+{
+    all_reduce_one(i);
+    NCCL(poll(ranks[i].comm));
+    NCCL(started(ncclCommRevoke(ranks[i].comm, NCCL_REVOKE_DEFAULT)));
+    NCCL(poll(ranks[i].comm));
+    CUDA(cudaStreamSynchronize(ranks[i].stream));
+}
+
+static void case_revoke(void)
+{
+    all_init_non_blocking();
+    all_threads(all_reduce_polled);
+    all_threads(revoke_one);
+    all_close();
 }
 
 static void case_hang(void)
@@ -703,14 +534,6 @@ static void case_async_error(void)
     EXPECT(ncclAllReduce(ranks[1].send, ranks[1].recv, 10, ncclFloat32, ncclSum, ranks[1].comm,
                          ranks[1].stream) == ncclRemoteError);
     abort_and_close();
-}
-
-static void init_only(int i)
-{
-    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-
-    config.blocking = 0;
-    NCCL(started(ncclCommInitRankConfig(&ranks[i].comm, n, id, i, &config)));
 }
 
 static void case_init_hang(void)
@@ -755,11 +578,11 @@ static void case_dead_peer(void)
     pid = fork();
     if (!pid) {
         EXPECT(read(to[0], &id, sizeof(id)) == (ssize_t)sizeof(id));
-        rank_open(1);
+        rank_open(1, 1);
         NCCL(ncclCommInitRank(&ranks[1].comm, n, id, 1));
         abort(); /* without a word */
     }
-    rank_open(0);
+    rank_open(0, 0);
     NCCL(ncclGetUniqueId(&id));
     EXPECT(write(to[1], &id, sizeof(id)) == (ssize_t)sizeof(id));
     init_non_blocking(0);
@@ -778,252 +601,17 @@ static void case_version(void)
     printf("%d\n", version);
 }
 
-/* ---- programs that break a rule ------------------------------------------------------------------- */
-
-static void mismatched(int i)
-{
-    NCCL(started(ncclAllReduce(ranks[i].send, ranks[i].recv, i ? 10 : 11, ncclFloat32, ncclSum,
-                               ranks[i].comm, ranks[i].stream)));
-    NCCL(poll(ranks[i].comm));
-}
-
-static void case_bad_count(void)
-{
-    all_init_non_blocking();
-    all_threads(mismatched);
-    abort_and_close();
-}
-
-static void disordered(int i)
-{
-    struct rank *rank = &ranks[i];
-
-    for (int step = 0; step < 2; step++) {
-        if ((step == 0) == (i == 0))
-            NCCL(started(ncclAllReduce(rank->send, rank->recv, 10, ncclFloat32, ncclSum,
-                                       rank->comm, rank->stream)));
-        else
-            NCCL(started(ncclAllGather(rank->send, rank->recv, 10, ncclFloat32, rank->comm,
-                                       rank->stream)));
-        NCCL(poll(rank->comm));
-    }
-}
-
-static void case_bad_order(void)
-{
-    all_init_non_blocking();
-    all_threads(disordered);
-    abort_and_close();
-}
-
-static void overlapping(int i)
-{
-    NCCL(started(ncclAllReduce(ranks[i].send, ranks[i].send + 16, 100, ncclFloat32, ncclSum,
-                               ranks[i].comm, ranks[i].stream)));
-    NCCL(poll(ranks[i].comm));
-}
-
-static void case_bad_overlap(void)
-{
-    all_init_non_blocking();
-    all_threads(overlapping);
-    abort_and_close();
-}
-
-static cudaEvent_t events[RANKS_MAX];
-
-static void unpolled(int i)
-{
-    all_reduce_one(i);
-    CUDA(cudaEventRecord(events[i], ranks[i].stream)); /* the kernel may come after it */
-    NCCL(poll(ranks[i].comm));
-}
-
-static void case_bad_unpolled(void)
-{
-    all_init_non_blocking();
-    for (int i = 0; i < n; i++) {
-        CUDA(cudaSetDevice(i));
-        CUDA(cudaEventCreateWithFlags(&events[i], cudaEventDisableTiming));
-    }
-    all_threads(unpolled);
-    all_sync();
-    for (int i = 0; i < n; i++)
-        CUDA(cudaEventDestroy(events[i]));
-    all_close();
-}
-
-static void case_bad_in_progress(void)
-{
-    ncclUniqueId own;
-
-    all_open();
-    n = 2; /* of a communicator of two, only one comes */
-    NCCL(ncclGetUniqueId(&own));
-    id = own;
-    init_only(0);
-    EXPECT(ncclAllReduce(ranks[0].send, ranks[0].recv, 10, ncclFloat32, ncclSum, ranks[0].comm,
-                         ranks[0].stream) == ncclInvalidArgument);
-    NCCL(ncclCommAbort(ranks[0].comm));
-    CUDA(cudaGetDeviceCount(&n));
-    for (int i = 0; i < n; i++)
-        rank_close(i);
-}
-
-static void case_bad_use_after_abort(void)
-{
-    all_init();
-    all_threads(abort_one);
-    EXPECT(ncclAllReduce(ranks[0].send, ranks[0].recv, 10, ncclFloat32, ncclSum, ranks[0].comm,
-                         ranks[0].stream) == ncclInvalidArgument);
-    for (int i = 0; i < n; i++)
-        rank_close(i);
-}
-
-static void case_bad_duplicate_gpu(void)
-{
-    int devices[2] = {0, 0};
-    ncclComm_t comms[2];
-
-    EXPECT(ncclCommInitAll(comms, 2, devices) == ncclInvalidUsage);
-    for (int i = 0; i < 2; i++)
-        NCCL(ncclCommAbort(comms[i]));
-}
-
-static void case_bad_leak(void)
-{
-    all_init();
-    NCCL(ncclCommDestroy(ranks[0].comm));
-    for (int i = 0; i < n; i++)
-        rank_close(i);
-}
-
-static void case_bad_registration(void)
-{
-    void *handle;
-
-    all_init();
-    NCCL(ncclCommRegister(ranks[0].comm, ranks[0].send, 4096, &handle));
-    all_close();
-}
-
-static void in_order_of(int i)
-{
-    NCCL(started(ncclAllReduce(ranks[i].send, ranks[i].recv, 10, ncclFloat32, ncclSum,
-                               ranks[i].comm, ranks[i].stream)));
-}
-
-static _Atomic int inside;
-
-static void case_bad_threads_one(int i)
-{
-    NCCL(ncclGroupStart());
-    in_order_of(i == n - 1 ? 0 : i); /* the last thread uses rank 0's */
-    inside++;
-    while (inside < n)
-        usleep(100);
-    /* Both have rank 0's in a group now; the last one's is not sent. */
-    if (i != n - 1)
-        NCCL(started(ncclGroupEnd()));
-}
-
-static void case_bad_threads(void)
-{
-    all_init_non_blocking();
-    all_threads(case_bad_threads_one);
-    abort_and_close();
-}
-
-/* Two communicators, given to GPU 0 and 1 in different orders. */
-static ncclComm_t second[RANKS_MAX];
-static cudaStream_t second_streams[RANKS_MAX];
-
-static void two_orders(int i)
-{
-    for (int step = 0; step < 2; step++) {
-        bool first = (step == 0) == (i == 0);
-        ncclComm_t comm = first ? ranks[i].comm : second[i];
-
-        NCCL(started(ncclAllReduce(ranks[i].send, ranks[i].recv + (first ? 0 : 4096), 10,
-                                   ncclFloat32, ncclSum, comm,
-                                   first ? ranks[i].stream : second_streams[i])));
-    }
-}
-
-static void two_orders_end(int i)
-{
-    NCCL(poll(ranks[i].comm));
-    NCCL(poll(second[i]));
-}
-
-static void case_bad_launch_order(void)
-{
-    all_init_non_blocking();
-    for (int i = 0; i < n; i++) {
-        second[i] = ranks[i].comm;
-        CUDA(cudaSetDevice(i));
-        CUDA(cudaStreamCreateWithFlags(&second_streams[i], cudaStreamNonBlocking));
-    }
-    NCCL(ncclGetUniqueId(&id));
-    all_threads(init_non_blocking);
-    all_threads(two_orders);
-    all_threads(two_orders_end);
-    for (int i = 0; i < n; i++) {
-        CUDA(cudaStreamSynchronize(second_streams[i]));
-        NCCL(ncclCommDestroy(second[i]));
-        CUDA(cudaStreamDestroy(second_streams[i]));
-    }
-    all_close();
-}
-
-static void case_bad_device(void)
-{
-    all_init_non_blocking();
-    EXPECT(ncclAllReduce(ranks[0].send, ranks[0].recv, 10, ncclFloat32, ncclSum, ranks[0].comm,
-                         ranks[1].stream) == ncclInvalidArgument);
-    abort_and_close();
-}
-
-static void case_bad_memory(void)
-{
-    all_init_non_blocking();
-    EXPECT(ncclAllReduce(ranks[1].send, ranks[0].recv, 10, ncclFloat32, ncclSum, ranks[0].comm,
-                         ranks[0].stream) != ncclInProgress);
-    EXPECT(ncclAllReduce(ranks[0].send + BYTES_MAX, ranks[0].recv, 10, ncclFloat32, ncclSum,
-                         ranks[0].comm, ranks[0].stream) != ncclInProgress);
-    abort_and_close();
-}
-
-/* A receive buffer goes before its collective, which NCCL holds back, is in the stream. */
-static void case_bad_free(void)
-{
-    void *memory;
-
-    all_init_non_blocking();
-    all_threads(all_reduce_polled);
-    all_sync();
-    CUDA(cudaSetDevice(0));
-    NCCL(ncclMemAlloc(&memory, 4096));
-    NCCL(started(ncclAllReduce(ranks[0].send, memory, 10, ncclFloat32, ncclSum, ranks[0].comm,
-                               ranks[0].stream)));
-    NCCL(ncclMemFree(memory));
-    NCCL(poll(ranks[0].comm));
-    abort_and_close();
-}
-
-/* ---- choice -------------------------------------------------------------------------------------- */
+/* ---- choice ---------------------------------------------------------------------------------- */
 
 static const struct {
     const char *name;
     void (*run)(void);
 } cases[] = {
-#define CASE(name) {#name, case_##name}
-    CASE(ring), CASE(not_the_tree), CASE(operators), CASE(non_blocking), CASE(sends), CASE(split),
-    CASE(register), CASE(processes), CASE(abort), CASE(hang), CASE(async_error), CASE(init_hang),
-    CASE(init_error), CASE(call_error), CASE(dead_peer), CASE(version), CASE(bad_count),
-    CASE(bad_order), CASE(bad_overlap), CASE(bad_unpolled), CASE(bad_in_progress),
-    CASE(bad_use_after_abort), CASE(bad_duplicate_gpu), CASE(bad_leak), CASE(bad_registration),
-    CASE(bad_threads), CASE(bad_launch_order), CASE(bad_device), CASE(bad_memory), CASE(bad_free),
+#define CASE(name) {#name, case_##name},
+    CASE(ring) CASE(not_the_tree) CASE(operators) CASE(non_blocking) CASE(sends) CASE(split)
+    CASE(register) CASE(processes) CASE(nodes) CASE(revoke) CASE(abort) CASE(hang)
+    CASE(async_error) CASE(init_hang) CASE(init_error) CASE(call_error) CASE(dead_peer)
+    CASE(version) BAD_CASES(CASE)
 #undef CASE
 };
 

@@ -15,8 +15,14 @@ static ncclResult_t call_make(uint32_t kind, const void *send, void *recv, size_
                               cudaStream_t stream)
 {
     struct fgn_call call = {
-        .kind = kind, .type = (uint32_t)type, .op = (uint32_t)op, .root = (uint32_t)root,
-        .count = count, .send = address(send), .recv = address(recv), .stream = fg_stream(stream),
+        .kind = kind,
+        .type = (uint32_t)type,
+        .op = (uint32_t)op,
+        .root = (uint32_t)root,
+        .count = count,
+        .send = address(send),
+        .recv = address(recv),
+        .stream = fg_stream(stream),
     };
 
     return group_call(comm, &call);
@@ -76,7 +82,7 @@ ncclResult_t ncclRecv(void *recv, size_t count, ncclDataType_t type, int peer, n
     return call_make(FGN_RECV, NULL, recv, count, type, ncclSum, peer, comm, stream);
 }
 
-/* ---- registrations and operators ----------------------------------------------------------------- */
+/* ---- registrations and operators ------------------------------------------------------------- */
 
 static ncclResult_t comm_register(struct ncclComm *comm, void *base, size_t bytes, uint64_t kind,
                                   void **ret_handle)
@@ -128,9 +134,9 @@ ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void *base, size_t bytes, n
 
     if (!ret || address(base) % NCCL_WIN_REQUIRED_ALIGNMENT)
         return nccl_error(ncclInvalidArgument, "ncclCommWindowRegister: alignment");
-    result = comm_register(comm, base, bytes,
-                           flags & NCCL_WIN_COLL_SYMMETRIC ? FGN_REGISTER_SYMMETRIC
-                                                           : FGN_REGISTER_WINDOW, &handle);
+    result = comm_register(
+        comm, base, bytes,
+        flags & NCCL_WIN_COLL_SYMMETRIC ? FGN_REGISTER_SYMMETRIC : FGN_REGISTER_WINDOW, &handle);
     if (result == ncclSuccess)
         *ret = handle;
     return result;
@@ -175,7 +181,7 @@ ncclResult_t ncclRedOpDestroy(ncclRedOp_t op, ncclComm_t comm)
     return comm_ask(FGN_PREMUL_FREE, comm->number, (uint64_t)op, 0, 0, &reply);
 }
 
-/* ---- memory -------------------------------------------------------------------------------------- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 /* As NCCL does: one exportable piece of virtual memory. */
 ncclResult_t ncclMemAlloc(void **ret_pointer, size_t bytes)

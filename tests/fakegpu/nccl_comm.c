@@ -32,7 +32,7 @@ void sleep_a_little(void)
     nanosleep(&time, NULL);
 }
 
-/* ---- communicators ------------------------------------------------------------------------------- */
+/* ---- communicators --------------------------------------------------------------------------- */
 
 ncclResult_t comm_check(struct ncclComm *comm)
 {
@@ -113,7 +113,7 @@ ncclResult_t comm_wait(struct ncclComm *comm)
     return result;
 }
 
-/* ---- making -------------------------------------------------------------------------------------- */
+/* ---- making ---------------------------------------------------------------------------------- */
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId *id)
 {
@@ -257,7 +257,7 @@ ncclResult_t ncclCommSplit(ncclComm_t parent, int color, int key, ncclComm_t *re
     return group_init(comm);
 }
 
-/* ---- ends ---------------------------------------------------------------------------------------- */
+/* ---- ends ------------------------------------------------------------------------------------ */
 
 ncclResult_t ncclCommFinalize(ncclComm_t comm)
 {
@@ -341,7 +341,7 @@ ncclResult_t ncclCommRevoke(ncclComm_t comm, int flags)
     return result;
 }
 
-/* ---- questions ----------------------------------------------------------------------------------- */
+/* ---- questions ------------------------------------------------------------------------------- */
 
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *ret_error)
 {

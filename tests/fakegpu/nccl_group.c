@@ -19,7 +19,7 @@ static _Thread_local struct group {
     struct fgn_call calls[GROUP_MAX];
     struct ncclComm *comms[GROUP_MAX]; /* of the calls */
     struct ncclComm *inits[FG_GPUS_MAX];
-} *group;
+} * group;
 
 static pthread_key_t group_key; /* frees a thread's group with it */
 
@@ -126,16 +126,17 @@ ncclResult_t group_init(struct ncclComm *comm)
     return result != ncclSuccess ? result : end;
 }
 
-/* ---- the end of a group -------------------------------------------------------------------------- */
+/* ---- the end of a group ---------------------------------------------------------------------- */
 
 static ncclResult_t init_send(struct ncclComm *comm)
 {
     struct fg_request request = {.kind = FG_NCCL_FIRST + FGN_INIT, .device = (uint32_t)comm->gpu};
     struct fg_reply reply;
-    uint64_t init[6] = {comm->id[0], comm->id[1], (uint64_t)comm->ranks, (uint64_t)comm->rank,
-                        comm->max_ctas, comm->flags};
-    uint64_t split[6] = {0, (uint64_t)(comm->color + 1), (uint64_t)(int64_t)comm->key,
-                         comm->max_ctas, comm->flags, 0};
+    uint64_t init[6] = {comm->id[0],          comm->id[1],    (uint64_t)comm->ranks,
+                        (uint64_t)comm->rank, comm->max_ctas, comm->flags};
+    uint64_t split[6] = {
+        0, (uint64_t)(comm->color + 1), (uint64_t)(int64_t)comm->key, comm->max_ctas, comm->flags,
+        0};
     ncclResult_t result;
 
     memcpy(request.a, init, sizeof(init));

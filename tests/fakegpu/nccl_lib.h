@@ -15,7 +15,7 @@
 
 struct ncclComm {
     uint64_t magic;
-    struct ncclComm *next; /* all of the process */
+    struct ncclComm *next;   /* all of the process */
     _Atomic uint64_t number; /* the server's; 0: not there yet */
     int ranks, rank, device;
     int gpu; /* the server's number */
@@ -24,8 +24,8 @@ struct ncclComm {
     int color, key;
     uint64_t max_ctas, flags;
     uint64_t id[2];
-    _Atomic int initial; /* before there is a number: how it stands; its failure stays */
-    _Atomic bool ended;  /* destroyed or aborted */
+    _Atomic int initial;    /* before there is a number: how it stands; its failure stays */
+    _Atomic bool ended;     /* destroyed or aborted */
     _Atomic uint64_t owner; /* thread in a call on it; 0: none */
     _Atomic uint32_t depth; /* of its calls */
 };

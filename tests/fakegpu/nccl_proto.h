@@ -15,21 +15,21 @@
  * long is polled. */
 enum fgn_kind {
     FGN_UNIQUE_ID = 0, /* -> two words that name it */
-    FGN_INIT,     /* the two words, ranks, rank, most CTAs (0: default), FGN_INIT_*; device
+    FGN_INIT,          /* the two words, ranks, rank, most CTAs (0: default), FGN_INIT_*; device
                    * -> result, communicator; ends as FGN_STATE says */
-    FGN_SPLIT,    /* communicator, color + 1 (0: none), key, most CTAs, FGN_INIT_*
+    FGN_SPLIT,         /* communicator, color + 1 (0: none), key, most CTAs, FGN_INIT_*
                    * -> result, communicator (0: none); both end as FGN_STATE says */
-    FGN_STATE,    /* communicator -> result, rank, ranks, device */
-    FGN_GROUP,    /* calls; payload: struct fgn_call[]; all are judged before any is kept */
-    FGN_FINALIZE, /* communicator; ends as FGN_STATE says */
-    FGN_DESTROY,  /* communicator; FG_BUSY: ask again */
-    FGN_ABORT,    /* communicator; FG_BUSY: ask again */
-    FGN_REVOKE,   /* communicator; ends as FGN_STATE says */
-    FGN_REGISTER, /* communicator, address, bytes, FGN_REGISTER_* -> result, registration */
-    FGN_DEREGISTER, /* communicator, registration, FGN_REGISTER_* */
-    FGN_PREMUL,     /* communicator, type, 1: at once / 0: by address, value or address
+    FGN_STATE,         /* communicator -> result, rank, ranks, device */
+    FGN_GROUP,         /* calls; payload: struct fgn_call[]; all are judged before any is kept */
+    FGN_FINALIZE,      /* communicator; ends as FGN_STATE says */
+    FGN_DESTROY,       /* communicator; FG_BUSY: ask again */
+    FGN_ABORT,         /* communicator; FG_BUSY: ask again */
+    FGN_REVOKE,        /* communicator; ends as FGN_STATE says */
+    FGN_REGISTER,      /* communicator, address, bytes, FGN_REGISTER_* -> result, registration */
+    FGN_DEREGISTER,    /* communicator, registration, FGN_REGISTER_* */
+    FGN_PREMUL,        /* communicator, type, 1: at once / 0: by address, value or address
                      * -> result, number of the operator, from FGN_OP_FIRST */
-    FGN_PREMUL_FREE, /* communicator, number */
+    FGN_PREMUL_FREE,   /* communicator, number */
 };
 
 enum fgn_result {
@@ -61,15 +61,25 @@ enum fgn_call_kind {
 /* ncclRedOp_t and ncclDataType_t. */
 enum { FGN_SUM, FGN_PROD, FGN_MAX, FGN_MIN, FGN_AVG, FGN_OP_FIRST };
 enum fgn_type {
-    FGN_INT8, FGN_UINT8, FGN_INT32, FGN_UINT32, FGN_INT64, FGN_UINT64,
-    FGN_FLOAT16, FGN_FLOAT32, FGN_FLOAT64, FGN_BFLOAT16, FGN_FLOAT8_E4M3, FGN_FLOAT8_E5M2,
+    FGN_INT8,
+    FGN_UINT8,
+    FGN_INT32,
+    FGN_UINT32,
+    FGN_INT64,
+    FGN_UINT64,
+    FGN_FLOAT16,
+    FGN_FLOAT32,
+    FGN_FLOAT64,
+    FGN_BFLOAT16,
+    FGN_FLOAT8_E4M3,
+    FGN_FLOAT8_E5M2,
     FGN_TYPES,
 };
 
 struct fgn_call {
     uint64_t comm, stream;
     uint32_t kind, type, op;
-    uint32_t root; /* or peer */
+    uint32_t root;  /* or peer */
     uint64_t count; /* as NCCL counts it: per rank for reduce-scatter, all-gather, all-to-all */
     uint64_t send, recv; /* 0: not used by this rank */
 };

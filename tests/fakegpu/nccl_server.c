@@ -58,7 +58,7 @@ bool members_quiet(const struct clique *clique, const struct process *process)
     return true;
 }
 
-/* ---- state and ends ------------------------------------------------------------------------------ */
+/* ---- state and ends -------------------------------------------------------------------------- */
 
 static bool plans_left(const struct member *member)
 {
@@ -97,8 +97,8 @@ static bool member_ready(struct request *r, const struct member *member, const c
                   call, member->rank);
     else if (member->result == FGN_SUCCESS)
         return true;
-    r->reply->v[0] = member->result == FGN_IN_PROGRESS ? FGN_INVALID_ARGUMENT
-                                                       : (uint64_t)member->result;
+    r->reply->v[0] =
+        member->result == FGN_IN_PROGRESS ? FGN_INVALID_ARGUMENT : (uint64_t)member->result;
     return false;
 }
 
@@ -213,7 +213,7 @@ static void request_revoke(struct request *r)
     r->reply->v[0] = FGN_SUCCESS;
 }
 
-/* ---- registrations and operators ----------------------------------------------------------------- */
+/* ---- registrations and operators ------------------------------------------------------------- */
 
 static void request_register(struct request *r)
 {
@@ -240,8 +240,8 @@ static void request_register(struct request *r)
 
         if (registration->number)
             continue;
-        *registration = (struct registration){++nccl.next_registration, address, bytes,
-                                              (uint32_t)r->q->a[3]};
+        *registration =
+            (struct registration){++nccl.next_registration, address, bytes, (uint32_t)r->q->a[3]};
         r->reply->v[0] = FGN_SUCCESS;
         r->reply->v[1] = registration->number;
         return;
@@ -302,18 +302,24 @@ static void request_premul_free(struct request *r)
         member->operator_types[i] = 0;
 }
 
-/* ---- what the server calls ----------------------------------------------------------------------- */
+/* ---- what the server calls ------------------------------------------------------------------- */
 
 void nccl_request(struct server *s, struct process *p, const struct fg_request *request,
                   const void *payload, struct fg_reply *reply)
 {
-    static void (*const handlers[])(struct request *r) = {
-        [FGN_UNIQUE_ID] = request_unique_id, [FGN_INIT] = request_init,
-        [FGN_SPLIT] = request_split,         [FGN_STATE] = request_state,
-        [FGN_GROUP] = request_group,         [FGN_FINALIZE] = request_finalize,
-        [FGN_DESTROY] = request_destroy,     [FGN_ABORT] = request_abort,
-        [FGN_REVOKE] = request_revoke,       [FGN_REGISTER] = request_register,
-        [FGN_DEREGISTER] = request_deregister, [FGN_PREMUL] = request_premul,
+    static void (*const handlers[])(struct request * r) = {
+        [FGN_UNIQUE_ID] = request_unique_id,
+        [FGN_INIT] = request_init,
+        [FGN_SPLIT] = request_split,
+        [FGN_STATE] = request_state,
+        [FGN_GROUP] = request_group,
+        [FGN_FINALIZE] = request_finalize,
+        [FGN_DESTROY] = request_destroy,
+        [FGN_ABORT] = request_abort,
+        [FGN_REVOKE] = request_revoke,
+        [FGN_REGISTER] = request_register,
+        [FGN_DEREGISTER] = request_deregister,
+        [FGN_PREMUL] = request_premul,
         [FGN_PREMUL_FREE] = request_premul_free,
     };
     struct request r = {s, p, request, payload, reply};
@@ -366,7 +372,8 @@ bool nccl_behind(struct server *s, struct stream *stream, const char *what)
             continue;
         violation(s, RULE_nccl_unpolled, stream->process,
                   "%s recorded behind an unpolled non-blocking call of rank %u: its kernel may "
-                  "not be in the stream yet", what, member->rank);
+                  "not be in the stream yet",
+                  what, member->rank);
         return true;
     }
     return false;

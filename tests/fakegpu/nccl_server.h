@@ -59,7 +59,7 @@ struct registration {
 struct member {
     struct member *next; /* all of the server, oldest first */
     uint64_t number;
-    struct clique *clique; /* NULL: a split that waits for the others */
+    struct clique *clique;   /* NULL: a split that waits for the others */
     struct process *process; /* NULL: it has ended */
     int gpu;
     uint32_t rank;
@@ -110,8 +110,8 @@ struct clique {
     uint64_t id, secret; /* id 0: made by split */
     uint32_t ranks, joined;
     struct member *members[N_RANKS_MAX];
-    int failed; /* enum fgn_result for all its members */
-    bool hung;  /* injected: never completes */
+    int failed;      /* enum fgn_result for all its members */
+    bool hung;       /* injected: never completes */
     uint32_t called; /* members that have called a collective: before all have, none is issued */
     struct slot *slots;
 };

@@ -48,8 +48,7 @@ static bool arguments_valid(const struct member *member, const struct fgn_call *
 /* Which of the two this rank must give. */
 static bool uses_send(const struct member *member, const struct fgn_call *call)
 {
-    return call->kind != FGN_RECV &&
-           (call->kind != FGN_BROADCAST || member->rank == call->root);
+    return call->kind != FGN_RECV && (call->kind != FGN_BROADCAST || member->rank == call->root);
 }
 
 static bool uses_recv(const struct member *member, const struct fgn_call *call)
@@ -103,15 +102,15 @@ static bool in_place(const struct member *member, const struct fgn_call *call)
 }
 
 /* Bytes that the rank's call reads and writes; 0 where it does not. */
-static void call_bytes(const struct member *member, const struct fgn_call *call,
-                       uint64_t *ret_send, uint64_t *ret_recv)
+static void call_bytes(const struct member *member, const struct fgn_call *call, uint64_t *ret_send,
+                       uint64_t *ret_recv)
 {
     uint32_t ranks = member->clique->ranks;
 
-    *ret_send = uses_send(member, call)
-                    ? ring_send_bytes(call->kind, call->count, call->type, ranks) : 0;
-    *ret_recv = uses_recv(member, call)
-                    ? ring_recv_bytes(call->kind, call->count, call->type, ranks) : 0;
+    *ret_send =
+        uses_send(member, call) ? ring_send_bytes(call->kind, call->count, call->type, ranks) : 0;
+    *ret_recv =
+        uses_recv(member, call) ? ring_recv_bytes(call->kind, call->count, call->type, ranks) : 0;
 }
 
 static bool buffers_valid(struct request *r, const struct member *member,

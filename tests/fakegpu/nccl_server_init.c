@@ -92,9 +92,8 @@ void request_init(struct request *r)
     while (clique && clique->id != id)
         clique = clique->next;
     if (clique && (clique->ranks != ranks || clique->members[rank])) {
-        violation(r->s, RULE_nccl_mismatch, r->p,
-                  "ncclCommInitRank: rank %llu of %llu, %s", (unsigned long long)rank,
-                  (unsigned long long)ranks,
+        violation(r->s, RULE_nccl_mismatch, r->p, "ncclCommInitRank: rank %llu of %llu, %s",
+                  (unsigned long long)rank, (unsigned long long)ranks,
                   clique->ranks != ranks ? "another rank gave another count"
                                          : "which this unique id has already");
         return;
@@ -115,13 +114,12 @@ void request_init(struct request *r)
     r->reply->v[1] = member->number;
 }
 
-/* ---- split --------------------------------------------------------------------------------------- */
+/* ---- split ----------------------------------------------------------------------------------- */
 
 /* The children of one split of one parent clique. */
 static bool same_split(const struct member *a, const struct member *b)
 {
-    return a->parent && b->parent && a->parent->clique == b->parent->clique &&
-           a->split == b->split;
+    return a->parent && b->parent && a->parent->clique == b->parent->clique && a->split == b->split;
 }
 
 /* By key, then by the parent's rank. */
@@ -144,8 +142,8 @@ static void split_color(struct request *r, const struct member *one)
         if (!same_split(member, one) || member->color != one->color)
             continue;
         for (struct member *other = nccl.members; other; other = other->next)
-            rank += same_split(other, one) && other->color == one->color &&
-                    comes_before(other, member);
+            rank +=
+                same_split(other, one) && other->color == one->color && comes_before(other, member);
         clique_join(r, clique, member, rank);
     }
 }

@@ -57,7 +57,7 @@ uint64_t job_tick(struct server *s, uint64_t now)
     return next;
 }
 
-/* ---- what a job reads and writes ----------------------------------------------------------------- */
+/* ---- what a job reads and writes ------------------------------------------------------------- */
 
 /* Notes the access; NULL: the memory has gone, which ends the process. */
 static void *touch(struct server *s, struct plan *plan, const struct fgn_call *call,
@@ -70,8 +70,7 @@ static void *touch(struct server *s, struct plan *plan, const struct fgn_call *c
         violation(s, RULE_use_after_free, process,
                   "%s, rank %u: %llu bytes at %#llx went before it ran", call_name(call->kind),
                   plan->member->rank, (unsigned long long)bytes, (unsigned long long)address);
-        process_fault(s, process, E_ILLEGAL_ADDRESS, "NCCL kernel of rank %u",
-                      plan->member->rank);
+        process_fault(s, process, E_ILLEGAL_ADDRESS, "NCCL kernel of rank %u", plan->member->rank);
         return NULL;
     }
     access_note(s, plan->op, address, bytes, write);
@@ -86,8 +85,11 @@ static bool ring_make(struct server *s, const struct job *job, uint32_t at, stru
     uint64_t in = ring_send_bytes(first->kind, first->count, first->type, ranks);
     uint64_t out = ring_recv_bytes(first->kind, first->count, first->type, ranks);
 
-    *ring = (struct ring){.kind = first->kind, .type = first->type, .root = first->root,
-                          .ranks = ranks, .count = first->count,
+    *ring = (struct ring){.kind = first->kind,
+                          .type = first->type,
+                          .root = first->root,
+                          .ranks = ranks,
+                          .count = first->count,
                           .op = first->op < FGN_OP_FIRST ? first->op : FGN_SUM,
                           .random = random_of(s, 0x72696e67, job->slot->index << 8 | at)};
     if (first->op == FGN_AVG && first->type >= FGN_FLOAT16)
@@ -151,7 +153,7 @@ static void *job_drop(struct server *s, struct job *job)
     return NULL;
 }
 
-/* ---- collectives --------------------------------------------------------------------------------- */
+/* ---- collectives ----------------------------------------------------------------------------- */
 
 static void slot_fail(struct slot *slot, const struct clique *clique)
 {
@@ -205,7 +207,7 @@ static struct job *take_collective(struct server *s, struct clique *clique, uint
     return NULL;
 }
 
-/* ---- sends and receives -------------------------------------------------------------------------- */
+/* ---- sends and receives ---------------------------------------------------------------------- */
 
 /* The receive of `to` that is the counterpart of call `at` of a plan of rank `from`. */
 static struct plan *receive_find(const struct plan *send, uint32_t at, uint32_t *ret_call)
@@ -288,7 +290,7 @@ static struct job *take_pair(struct server *s, struct clique *clique)
     return NULL;
 }
 
-/* ---- what the server calls ----------------------------------------------------------------------- */
+/* ---- what the server calls ------------------------------------------------------------------- */
 
 void *nccl_take(struct server *s)
 {

@@ -10,9 +10,9 @@
 
 static const char *type_name(uint32_t type)
 {
-    static const char *const names[FGN_TYPES] = {"int8",    "uint8",   "int32",  "uint32",
-                                                 "int64",   "uint64",  "fp16",   "fp32",
-                                                 "fp64",    "bf16",    "fp8e4m3", "fp8e5m2"};
+    static const char *const names[FGN_TYPES] = {"int8",  "uint8",  "int32",   "uint32",
+                                                 "int64", "uint64", "fp16",    "fp32",
+                                                 "fp64",  "bf16",   "fp8e4m3", "fp8e5m2"};
 
     return type < FGN_TYPES ? names[type] : "?";
 }
@@ -38,8 +38,8 @@ uint64_t plan_digest(const struct plan *plan, char *ret_text, size_t size)
                                  (uint64_t)op << 16 | root));
         if (at + 1 < size) {
             int n = snprintf(ret_text + at, size - at, "%s%s of %llu %s (op %u, root %u)",
-                             at ? ", " : "", call_name(call->kind),
-                             (unsigned long long)call->count, type_name(call->type), op, root);
+                             at ? ", " : "", call_name(call->kind), (unsigned long long)call->count,
+                             type_name(call->type), op, root);
 
             at += n > 0 ? (size_t)n : 0;
         }
@@ -67,7 +67,7 @@ bool slot_agrees(struct server *s, struct slot *slot, const struct plan *plan)
     return false;
 }
 
-/* ---- order over communicators -------------------------------------------------------------------- */
+/* ---- order over communicators ---------------------------------------------------------------- */
 
 /* The clique's member on a GPU, of one process and in good order; else NULL. */
 static const struct member *member_on(const struct clique *clique, const struct process *process,
@@ -121,7 +121,8 @@ void slot_order_check(struct server *s, const struct slot *slot, const struct me
         if (plans != here->collectives)
             violation(s, RULE_nccl_order, member->process,
                       "collective %llu (%s): GPU %d was given %llu of another communicator before "
-                      "it, GPU %d %llu", (unsigned long long)slot->index, slot->text, first->gpu,
+                      "it, GPU %d %llu",
+                      (unsigned long long)slot->index, slot->text, first->gpu,
                       (unsigned long long)plans, member->gpu,
                       (unsigned long long)here->collectives);
     }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * From a group's calls to ops in streams: plans wait in a batch, are issued late, and end when their
- * jobs have. Lock held.
+ * From a group's calls to ops in streams: plans wait in a batch, are issued late, and end when
+ * their jobs have. Lock held.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -49,7 +49,7 @@ static struct slot *slot_of(struct clique *clique, uint64_t index)
     return slot;
 }
 
-/* ---- plans --------------------------------------------------------------------------------------- */
+/* ---- plans ----------------------------------------------------------------------------------- */
 
 void batch_forget(const struct plan *plan)
 {
@@ -124,7 +124,7 @@ void nccl_drop(struct server *s, struct op *op)
         plan_free(plan);
 }
 
-/* ---- a group ------------------------------------------------------------------------------------- */
+/* ---- a group --------------------------------------------------------------------------------- */
 
 /* Numbers sends and receives, so that each finds its counterpart. */
 static void plan_number(struct plan *plan)
@@ -323,8 +323,7 @@ static bool batch_connected(const struct batch *batch)
     for (uint32_t i = 0; i < batch->count; i++) {
         const struct plan *plan = batch->plans[i];
 
-        if (plan && plan->collective &&
-            plan->member->clique->called < plan->member->clique->ranks)
+        if (plan && plan->collective && plan->member->clique->called < plan->member->clique->ranks)
             return false;
     }
     return true;

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Rings by hand, a block at a time; see nccl_server_ring.h. Any worker, without the lock. */
 #include "tests/fakegpu/nccl_server_ring.h"
 
 #include <math.h>
@@ -22,7 +23,7 @@ static enum type_class class_of(uint32_t type)
     if (type == FGN_FLOAT64)
         return CLASS_DOUBLE;
     return type == FGN_FLOAT16 || type == FGN_FLOAT32 || type == FGN_BFLOAT16 ? CLASS_FLOAT
-                                                                             : CLASS_INT;
+                                                                              : CLASS_INT;
 }
 
 static bool is_signed(uint32_t type)
@@ -53,7 +54,7 @@ uint64_t ring_recv_bytes(uint32_t kind, uint64_t count, uint32_t type, uint32_t 
     return kind == FGN_ALL_GATHER || kind == FGN_ALL_TO_ALL ? bytes * ranks : bytes;
 }
 
-/* ---- types --------------------------------------------------------------------------------------- */
+/* ---- types ----------------------------------------------------------------------------------- */
 
 static float bf16_value(uint16_t bits)
 {
@@ -71,7 +72,7 @@ static uint16_t bf16_bits(float value)
     memcpy(&bits, &value, sizeof(bits));
     if (isnan(value))
         return (uint16_t)(bits >> 16 | 0x40); /* quiet */
-    bits += 0x7fff + (bits >> 16 & 1); /* to nearest, ties to even */
+    bits += 0x7fff + (bits >> 16 & 1);        /* to nearest, ties to even */
     return (uint16_t)(bits >> 16);
 }
 
@@ -162,7 +163,7 @@ double ring_round(uint32_t type, double value)
     return (double)block.f[0];
 }
 
-/* ---- operators ----------------------------------------------------------------------------------- */
+/* ---- operators ------------------------------------------------------------------------------- */
 
 static uint64_t int_of(uint32_t op, uint64_t a, uint64_t b, bool sign)
 {
@@ -227,8 +228,7 @@ static void combine(const struct ring *ring, union block *sum, const union block
 }
 
 /* The input of one rank, its factor applied in the type, as NCCL's PreMulSum does. */
-static void input(const struct ring *ring, uint32_t rank, uint64_t at, uint32_t n,
-                  union block *ret)
+static void input(const struct ring *ring, uint32_t rank, uint64_t at, uint32_t n, union block *ret)
 {
     load(ring->type, ring->send[rank] + at * fgn_type_bytes(ring->type), n, ret);
     if (!ring->scaled)
@@ -260,7 +260,7 @@ static void divide(const struct ring *ring, union block *block, uint32_t n)
                           : block->i[i] / ring->ranks;
 }
 
-/* ---- collectives --------------------------------------------------------------------------------- */
+/* ---- collectives ----------------------------------------------------------------------------- */
 
 /* Sometimes: whoever touches the buffers meanwhile has time to do harm. */
 static void pause_sometimes(uint64_t random)

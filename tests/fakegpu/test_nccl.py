@@ -19,6 +19,8 @@ GOOD = {
     "split": (4, []),
     "register": (2, []),
     "processes": (3, []),
+    "nodes": (2, []),
+    "revoke": (3, ["nccl-hang 1"]),
     "abort": (3, []),
     "hang": (2, ["nccl-hang"]),
     "async_error": (2, ["nccl-error 6"]),
@@ -56,8 +58,8 @@ pytestmark = pytest.mark.skipif(not PROGRAM.exists(),
 def fake_gpus(tmp_path):
     made = []
 
-    def make(gpus, seed):
-        made.append(FakeGpu(tmp_path, gpus, seed))
+    def make(gpus, seed, *options):
+        made.append(FakeGpu(tmp_path, gpus, seed, *options))
         return made[-1]
 
     yield make
@@ -69,7 +71,7 @@ def fake_gpus(tmp_path):
 @pytest.mark.parametrize("case", GOOD)
 def test_good(fake, case, seed):
     gpus, injections = GOOD[case]
-    gpu = fake(gpus, seed)
+    gpu = fake(gpus, seed, *(["--nodes", "2"] if case == "nodes" else []))
     for injection in injections:
         gpu.control("inject", *injection.split())
     done = gpu.run([PROGRAM, case])
