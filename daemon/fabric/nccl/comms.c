@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Communicators: made, split, registered with and aborted on the issuing threads of their GPUs, all
- * ranks in the order of the loop thread's calls. Non-blocking: each call is polled until it is over,
- * since NCCL may enqueue late; a poll ends with the world's abort or the op's deadline.
+ * ranks in the order of the loop thread's calls. Non-blocking: each call is polled until it is
+ * over, since NCCL may enqueue late; a poll ends with the world's abort or the op's deadline.
  */
 #include <inttypes.h>
 #include <stdlib.h>

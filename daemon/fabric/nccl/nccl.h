@@ -2,9 +2,10 @@
 /*
  * Inside of the nccl fabric: what its files share. Not for users of the fabric table.
  *
- * Threads. The loop thread owns the fabric, the list of groups, ops and tasks. The issuing thread of
- * a rank's GPU runs that rank's parts of ops and tasks, and alone touches what is marked as its own
- * (comm[rank], registrations). Everything else a part reads is written before it is handed over.
+ * Threads. The loop thread owns the fabric, the list of groups, ops and tasks. The issuing thread
+ * of a rank's GPU runs that rank's parts of ops and tasks, and alone touches what is marked as its
+ * own (comm[rank], registrations). Everything else a part reads is written before it is handed
+ * over.
  *
  * One generation of communicators is a struct nccl_world; ops, tasks and the fabric refer to it, so
  * that what was enqueued before an abort finds its own communicators gone, not the next one's.
@@ -28,16 +29,16 @@
 #define NCCL_CTAS_MAX 8
 #define NCCL_THREADS (32u * GW_K_BLOCK)
 
-/* Per rank, beside its arenas: inputs of other GPUs on their way to the sum, and lanes of squares. */
+/* Per rank, beside its arenas: other GPUs' inputs on their way to the sum, and lanes of squares. */
 #define NCCL_INPUT_BYTES (32u << 20)
 #define NCCL_PIECE_MAX (16u << 20) /* elements that one kernel sums: what the lanes are for */
 #define NCCL_LANE_BYTES ((uint64_t)NCCL_PIECE_MAX / GW_K_CHUNK * GW_K_LANES * 16u)
 #define NCCL_SCRATCH_BYTES (NCCL_INPUT_BYTES + NCCL_LANE_BYTES)
 /* Of one copy: a copy engine serves others (the trainer's) between two. */
 #define NCCL_COPY_BYTES (8u << 20)
-/* From so many bytes per rank on, an all-gather goes by copy engines where all GPUs reach each other:
- * no CTA at all, where NCCL 2.28 would need windows that every rank registers alike. Below, one
- * kernel costs less than the copies do. Not measured yet. */
+/* From so many bytes per rank on, an all-gather goes by copy engines where all GPUs reach each
+ * other: no CTA at all, for which NCCL 2.28 needs windows that every rank registers alike. Below,
+ * one kernel costs less than the copies do. Not measured yet. */
 #define NCCL_GATHER_BYTES (128u << 10)
 /* Up to so many bytes of other GPUs' inputs a kernel reads them in place; see exact.c. */
 #define NCCL_DIRECT_BYTES (256u << 10)

@@ -11,7 +11,7 @@
 
 #include "daemon/fabric/fabric.h"
 
-#define PARTS_CHUNK 4096u /* elements; KERNEL_CHUNK: pieces are whole chunks, the last may be less */
+#define PARTS_CHUNK 4096u /* elements, KERNEL_CHUNK: pieces are whole chunks but for the last */
 
 /* Elements per piece when `inputs` pieces lie in `bytes` side by side (0 inputs: only bounded by
  * `most`): whole chunks, at least one, at most `most` elements. */
