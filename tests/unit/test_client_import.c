@@ -195,7 +195,7 @@ static void a_lost_engine_frees_the_streams(void **state)
     assert_int_equal(gw_barrier(job, NULL, &token), 0);
     assert_int_equal(gw_stream_wait(job, token, S(1)), 0);
     sv_lines();
-    shutdown(sv.fd, SHUT_RDWR);
+    sv_hang_up();
     assert_int_equal(gw_wait(job, token, 5000000000ll), GW_E_ENGINE_LOST);
     expect_released(sv.op_words);
     sv_close(job);

@@ -699,6 +699,13 @@ static inline void sv_fail(int code, const char *text)
     atomic_store(&sv.engine->error, code);
 }
 
+static inline void sv_hang_up(void)
+{
+    pthread_mutex_lock(&sv.lock);
+    shutdown(sv.fd, SHUT_RDWR);
+    pthread_mutex_unlock(&sv.lock);
+}
+
 static inline void sv_close(gw_job *job)
 {
     gw_job_close(job);
