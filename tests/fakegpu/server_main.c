@@ -30,11 +30,13 @@ struct connection {
     struct process *process; /* CALLS after Hello, HOSTFNS */
     char line[512];
     size_t line_bytes;
+    struct connection *next;
 };
 
 static struct server server;
 static volatile sig_atomic_t stopped;
 static int epoll_fd;
+static struct connection *connections;
 
 static void on_stop(int number)
 {
@@ -51,11 +53,18 @@ static int watch(int fd, int kind)
         return -1;
     connection->fd = fd;
     connection->kind = (unsigned)kind;
+    connection->next = connections;
+    connections = connection;
     return epoll_ctl(epoll_fd, EPOLL_CTL_ADD, fd, &event);
 }
 
 static void drop(struct server *s, struct connection *connection)
 {
+    struct connection **at = &connections;
+
+    while (*at != connection)
+        at = &(*at)->next;
+    *at = connection->next;
     if (connection->kind == CALLS && connection->process)
         process_gone(s, connection->process);
     if (connection->kind == HOSTFNS && connection->process->host_fd == connection->fd)
