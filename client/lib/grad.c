@@ -168,12 +168,14 @@ static int map_overflow(gw_job *job, struct zero *zero, uint32_t bucket, int64_t
  * contribution meanwhile, the slot is simply free. Lock held. */
 static int take_grant(struct zero *zero, uint32_t bucket, struct grant grant)
 {
-    int r = grant.launched ? ledger_slot_reuse(zero->ledger, bucket, grant.slot)
-                           : ledger_slot_add(zero->ledger, grant.slot);
+    int r = grant.launched
+                ? ledger_slot_reuse(zero->ledger, bucket, grant.slot, zero->asked_gives)
+                : ledger_slot_add(zero->ledger, grant.slot);
 
     if (r < 0)
         return err_set(GW_E_PROTOCOL, "the engine granted slot %u out of turn", grant.slot);
-    ledger_slot_give(zero->ledger, bucket, grant.slot);
+    if (!grant.launched)
+        ledger_slot_give(zero->ledger, bucket, grant.slot);
     return 0;
 }
 
@@ -186,8 +188,10 @@ static int wait_slot_free(gw_job *job, struct zero *zero, uint32_t bucket, int64
     if (zero->acquiring)
         return job_cond_wait(job, deadline) || clock_now() < deadline ? 0 : GW_E_TIMEOUT;
     zero->acquiring = true;
-    if (!zero->asked)
+    if (!zero->asked) {
         zero->asked_bucket = bucket;
+        zero->asked_gives = zero->ledger->gives;
+    }
     pthread_mutex_unlock(&job->lock);
     r = ask_slot(job, zero, bucket, deadline, &grant);
     pthread_mutex_lock(&job->lock);

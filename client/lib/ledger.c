@@ -200,15 +200,18 @@ void ledger_slot_give(struct ledger *ledger, uint32_t bucket, uint32_t slot)
         return;
     ledger->slots[slot] = (struct ledger_slot){.filling = true,
                                                .bucket = bucket,
+                                               .given = ++ledger->gives,
                                                .after_bucket = ledger->slots[slot].bucket,
                                                .after = ledger->slots[slot].until};
     b->slot = slot;
 }
 
-int ledger_slot_reuse(struct ledger *ledger, uint32_t bucket, uint32_t slot)
+int ledger_slot_reuse(struct ledger *ledger, uint32_t bucket, uint32_t slot, uint64_t asked)
 {
     if (slot >= ledger->slot_count)
         return GW_E_LIMIT;
+    if (ledger->slots[slot].given > asked)
+        return 0;
     ledger_slot_give(ledger, bucket, slot);
     return 0;
 }

@@ -42,6 +42,7 @@ struct ledger_slot {
     /* While it is filling: the use before, which may be over only for who waits in a stream. */
     uint32_t after_bucket;
     uint64_t after; /* 0: none */
+    uint64_t given; /* which giving of the ledger's this use began with */
 };
 
 struct ledger {
@@ -55,6 +56,7 @@ struct ledger {
     struct ledger_piece *pieces;
     struct ledger_bucket *buckets;
     struct ledger_slot *slots;
+    uint64_t gives; /* of slots to contributions, so far */
 };
 
 /* Why a call is refused; grad.c has the words. */
@@ -94,8 +96,9 @@ bool ledger_slot_take(struct ledger *ledger, uint32_t bucket, const struct gw_sh
  * number or one that is known. */
 int ledger_slot_add(struct ledger *ledger, uint32_t slot);
 /* A slot of ours whose reduction is launched: it may be used again behind a stream's wait for
- * ledger_slot_after. Nothing happens if another bucket has it by now. GW_E_LIMIT: no such slot. */
-int ledger_slot_reuse(struct ledger *ledger, uint32_t bucket, uint32_t slot);
+ * ledger_slot_after. asked: ledger->gives when the engine was asked; nothing happens if the slot was
+ * given away since, for then its answer is about an earlier use. GW_E_LIMIT: no such slot. */
+int ledger_slot_reuse(struct ledger *ledger, uint32_t bucket, uint32_t slot, uint64_t asked);
 /* What the memory of the bucket's open contribution was used for before: its bucket, and the value
  * of that bucket's word from which on it is over; 0: nothing. */
 uint64_t ledger_slot_after(const struct ledger *ledger, uint32_t bucket, uint32_t *ret_bucket);

@@ -61,6 +61,7 @@ struct zero {
     bool acquiring; /* one thread asks for a ring slot, others wait on job->cond */
     bool asked;     /* an ACQUIRE whose deadline passed is still out, for asked_bucket */
     uint32_t asked_bucket;
+    uint64_t asked_gives; /* the ledger's count of gives when it was sent */
     uint64_t *fetches, *releases;
     uint64_t steps;       /* ended by this rank */
     uint64_t updated;     /* last step that was updated */

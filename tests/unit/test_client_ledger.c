@@ -191,6 +191,24 @@ static void overflow_slots_go_to_the_bucket_that_asked(void **state)
     ledger_free(ledger);
 }
 
+/* The engine's answer may be about a use of the slot that is over, and another one closed since. */
+static void a_launched_slot_that_was_given_away_is_left_alone(void **state)
+{
+    struct ledger *ledger = make(1, 1, false);
+    uint64_t asked;
+
+    (void)state;
+    assert_int_equal(ledger_slot_reuse(ledger, 0, 1, 0), GW_E_LIMIT);
+    assert_true(ledger_slot_take(ledger, 1, words, false));
+    asked = ledger->gives;
+    give(ledger, 2, GW_GRAD_FINAL);
+    assert_int_equal(ledger_slot_reuse(ledger, 0, 0, asked - 1), 0);
+    assert_int_equal(ledger->buckets[0].slot, GW_NO_SLOT);
+    assert_int_equal(ledger_slot_reuse(ledger, 0, 0, asked), 0);
+    assert_int_equal(ledger->buckets[0].slot, 0);
+    ledger_free(ledger);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -201,6 +219,7 @@ int main(void)
         cmocka_unit_test(slots_are_free_once_their_contribution_is_consumed),
         cmocka_unit_test(a_slot_without_declaration_is_free_at_once),
         cmocka_unit_test(overflow_slots_go_to_the_bucket_that_asked),
+        cmocka_unit_test(a_launched_slot_that_was_given_away_is_left_alone),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
