@@ -11,8 +11,9 @@
  *
  * "In order" is of ops of one stream that have ranks in common. What orders ops beyond that is
  * said: wait_ops, and tokens, which are the clients' own timelines: a client on a GPU declares what
- * its streams will have done when they raise the token. See zero_internal.h for what waits for which
- * declaration, and zero.h for why a rank's declarations are let go in the order of its calls.
+ * its streams will have done when they raise the token. See zero_internal.h for what waits for
+ * which declaration, and zero.h for why a rank's declarations are let go in the order of its
+ * calls.
  */
 #ifndef GW_CORE_CORE_H
 #define GW_CORE_CORE_H
