@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,6 +17,8 @@
 #include <unistd.h>
 
 #include "tests/fakegpu/driver.h"
+
+#define KEPT 64
 
 struct backing {
     uint64_t start, end, offset;
@@ -107,6 +110,21 @@ static int map_file_open(const struct backing *b, uint64_t address, bool read_on
     return found;
 }
 
+/* A descriptor to find the memory by when it is registered again; the last ones. */
+static void keep(int fd)
+{
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    static int kept[KEPT]; /* 0: none */
+    static unsigned next;
+
+    pthread_mutex_lock(&lock);
+    if (kept[next] > 0)
+        close(kept[next]);
+    kept[next] = fcntl(fd, F_DUPFD_CLOEXEC, 3);
+    next = (next + 1) % KEPT;
+    pthread_mutex_unlock(&lock);
+}
+
 /* Private pages become shared ones of a memfd, with what they hold. */
 static int replace(uint64_t from, uint64_t to)
 {
@@ -121,6 +139,7 @@ static int replace(uint64_t from, uint64_t to)
             close(fd);
         return -1;
     }
+    keep(fd);
     return fd;
 }
 
