@@ -60,8 +60,8 @@ static bool tell(struct nccl_world *world, uint32_t rank, ncclComm_t comm, ncclR
     return false;
 }
 
-bool nccl_settled(struct nccl_world *world, uint32_t rank, ncclComm_t comm, ncclResult_t result,
-                  const char *call)
+static bool poll(struct nccl_world *world, uint32_t rank, ncclComm_t comm, ncclResult_t result,
+                 const char *call)
 {
     uint64_t began_ns = now_ns();
     long nap_ns = NAP_MIN_NS;
@@ -83,6 +83,24 @@ bool nccl_settled(struct nccl_world *world, uint32_t rank, ncclComm_t comm, nccl
         if (!nap(world, rank, began_ns, &nap_ns, call))
             return false;
     }
+}
+
+static void abort_one(ncclComm_t *comm)
+{
+    if (*comm)
+        (void)ncclCommAbort(*comm);
+    *comm = NULL;
+}
+
+/* A call that is not over may still enqueue, behind whatever is recorded next: not after this. */
+bool nccl_settled(struct nccl_world *world, uint32_t rank, ncclComm_t *comm, ncclResult_t result,
+                  const char *call)
+{
+    bool settled = poll(world, rank, *comm, result, call);
+
+    if (!settled)
+        abort_one(comm);
+    return settled;
 }
 
 /* ---- tasks: issuing threads ------------------------------------------------------------------ */
@@ -126,20 +144,17 @@ static void run_split(struct nccl_task *task)
     struct nccl_world *world = task->world;
     struct nccl_group *group = task->group;
     uint32_t index = parts_index(group->members, group->count, task->rank);
-    ncclComm_t parent = world->parent[task->rank], comm = NULL;
+    ncclComm_t *parent = &world->parent[task->rank], *comm = &group->comm[task->rank];
     ncclConfig_t config = config_of();
     ncclResult_t result;
 
-    if (!parent || aborted(world))
+    if (!*parent || aborted(world))
         return;
-    result = ncclCommSplit(parent, index == UINT32_MAX ? NCCL_SPLIT_NOCOLOR : 0,
-                           index == UINT32_MAX ? 0 : (int)index, &comm, &config);
-    if (!nccl_settled(world, task->rank, parent, result, "ncclCommSplit")) {
-        group->comm[task->rank] = comm; /* to be aborted with the others */
-        return;
-    }
-    group->comm[task->rank] = comm;
-    if (comm)
+    result = ncclCommSplit(*parent, index == UINT32_MAX ? NCCL_SPLIT_NOCOLOR : 0,
+                           index == UINT32_MAX ? 0 : (int)index, comm, &config);
+    if (!nccl_settled(world, task->rank, parent, result, "ncclCommSplit"))
+        abort_one(comm);
+    else if (*comm)
         (void)nccl_settled(world, task->rank, comm, ncclSuccess, "ncclCommSplit");
 }
 
@@ -153,15 +168,8 @@ static void run_init(struct nccl_task *task)
     if (aborted(world) || !unique_id(world, task->rank))
         return;
     result = ncclCommInitRankConfig(comm, (int)world->count, world->id, (int)task->rank, &config);
-    if (nccl_settled(world, task->rank, *comm, result, "ncclCommInitRankConfig"))
+    if (nccl_settled(world, task->rank, comm, result, "ncclCommInitRankConfig"))
         run_split(task);
-}
-
-static void abort_one(ncclComm_t *comm)
-{
-    if (*comm)
-        (void)ncclCommAbort(*comm);
-    *comm = NULL;
 }
 
 /* After what the thread had to do: polls have ended by then, for the world says that it is aborted.

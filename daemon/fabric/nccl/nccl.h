@@ -179,8 +179,9 @@ int nccl_memory_register(struct nccl_world *world, struct nccl_memory *memory);
 /* Waits for it. False: it is not known to be over, so the memory may still be in use. */
 bool nccl_memory_deregister(struct nccl_world *world, struct nccl_memory *memory);
 /* Issuing thread: the call on the communicator returned `result`: polled until it is over, so that
- * what it enqueues is on the stream. False: failed, told, or aborted. */
-bool nccl_settled(struct nccl_world *world, uint32_t rank, ncclComm_t comm, ncclResult_t result,
+ * what it enqueues is on the stream. False: failed and told, or the world was aborted; the
+ * communicator has been aborted then, and *comm is NULL. */
+bool nccl_settled(struct nccl_world *world, uint32_t rank, ncclComm_t *comm, ncclResult_t result,
                   const char *call);
 
 /* task.c: what issuing threads do beside works. Posted by the loop thread. */

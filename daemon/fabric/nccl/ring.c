@@ -24,7 +24,9 @@ static ncclComm_t comm_of(struct nccl_part *part)
 
 static void settle(struct nccl_part *part, ncclResult_t result, const char *call)
 {
-    if (!nccl_settled(part->op->world, part->native->rank, comm_of(part), result, call))
+    ncclComm_t *comm = &part->op->group->comm[part->native->rank];
+
+    if (!nccl_settled(part->op->world, part->native->rank, comm, result, call))
         part->failed = true;
 }
 
