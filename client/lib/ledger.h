@@ -96,8 +96,8 @@ bool ledger_slot_take(struct ledger *ledger, uint32_t bucket, const struct gw_sh
  * number or one that is known. */
 int ledger_slot_add(struct ledger *ledger, uint32_t slot);
 /* A slot of ours whose reduction is launched: it may be used again behind a stream's wait for
- * ledger_slot_after. asked: ledger->gives when the engine was asked; nothing happens if the slot was
- * given away since, for then its answer is about an earlier use. GW_E_LIMIT: no such slot. */
+ * ledger_slot_after. asked: ledger->gives when the engine was asked; nothing happens if the slot
+ * was given away since, for then its answer is about an earlier use. GW_E_LIMIT: no such slot. */
 int ledger_slot_reuse(struct ledger *ledger, uint32_t bucket, uint32_t slot, uint64_t asked);
 /* What the memory of the bucket's open contribution was used for before: its bucket, and the value
  * of that bucket's word from which on it is over; 0: nothing. */
