@@ -71,7 +71,7 @@ def pytest_generate_tests(metafunc):
 
 @pytest.fixture(autouse=True)
 def gpus(request, record_property):
-    """fakegpus.FakeGpus of this test, in the environment of all that it starts; None on the host."""
+    """fakegpus.FakeGpus of this test, in the environment of what it starts; None on the host."""
     if not on_cuda():
         yield None
         return
