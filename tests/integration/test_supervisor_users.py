@@ -297,3 +297,43 @@ def test_an_ordinary_users_gradwired_serves_that_user_only(bobs):
         assert close.code == "DENIED" and str(BOB) in close.reason, close
     assert asks(bobs, ALICE, CONNECT) == ["PermissionError"] * 2
     until(lambda: not running(engine))
+
+
+# ---- GPUs ----------------------------------------------------------------------------------------
+
+LEASE = """
+client = wire.Connection.to(socket_path)
+client.send(wire.hello())
+client.receive()
+def ask(gpu):
+    return client.ask("DONE", {1: 0, 2: "lease " + gpu}).text(2)
+say(ask(sys.argv[3]))
+for _ in sys.stdin:
+    say(ask(sys.argv[3]))
+"""
+
+
+def again(user):
+    user.process.stdin.write("\n")
+    user.process.stdin.flush()
+    return user.line()
+
+
+def test_of_another_users_gpu_only_that_it_is_used_is_told(daemon):
+    gpu = "GPU-00112233-4455-6677-8899-aabbccddeeff"
+    alice = User(daemon, ALICE, LEASE, gpu)
+    assert alice.line().strip() == "lease 0 1"
+    lock = daemon.directory / "gpus" / gpu
+    assert lock.stat().st_uid == 0 and lock.stat().st_mode & 0o777 == 0o600
+    tag, uid = lock.read_text().split()
+    assert int(uid) == ALICE
+    own, bob = User(daemon, ALICE, LEASE, gpu), User(daemon, BOB, LEASE, gpu)
+    said = own.line()
+    assert said.startswith("lease -10 0") and f"job {tag}" in said, said
+    said = bob.line()
+    assert said.startswith("lease -10 0") and "another user" in said and tag not in said, said
+    alice.end()
+    # Its engine's end frees it, without a word to anybody.
+    until(lambda: again(bob).strip() == "lease 0 1", what="the GPU")
+    for user in (own, bob):
+        user.end()
