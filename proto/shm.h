@@ -49,10 +49,10 @@ struct gw_shm_slot {
     uint64_t started_ns;
     uint64_t done_ns;
     uint64_t offset; /* unit slots, stage 3 private: bytes into the gather pool arena */
-    /* Unit slots of jobs on GPUs: fetch `placed` of the unit will be (or is) at placed_offset. Stored
-     * by the engine's loop when it launches the gather, offset first, so that a client can launch
-     * work on it behind a stream wait; a fetch that is not placed yet waits for other ranks' calls
-     * or for room. */
+    /* Unit slots of jobs on GPUs: fetch `placed` of the unit will be (or is) at placed_offset.
+     * Stored by the engine's loop when it launches the gather, offset first, so that a client can
+     * launch work on it behind a stream wait; a fetch that is not placed yet waits for other ranks'
+     * calls or for room. */
     _Atomic uint64_t placed;
     uint64_t placed_offset;
     uint64_t reserved;

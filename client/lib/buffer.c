@@ -150,8 +150,8 @@ static void unlink_buffer(gw_job *job, const struct gw_buffer *buffer)
     }
 }
 
-/* Of a failed job too, the engine closes the caller's memory before it answers, whatever the answer;
- * an engine that is gone holds nothing. GW_E_BUSY: it has not answered. */
+/* Of a failed job too, the engine closes the caller's memory before it answers, whatever the
+ * answer; an engine that is gone holds nothing. GW_E_BUSY: it has not answered. */
 static int close_import(gw_job *job, uint32_t id)
 {
     struct reply reply = {0};

@@ -4,8 +4,8 @@
  * (client/cuda), and unit tests with none. libgradwire itself never loads a CUDA library.
  *
  * Calls come from any thread, and several at once. None waits for the GPU. They make the device's
- * context current for their duration only. A call that fails returns a GW_E_* with the thread's text
- * set (gw_private_error). None is made in a forked child.
+ * context current for their duration only. A call that fails returns a GW_E_* with the thread's
+ * text set (gw_private_error). None is made in a forked child.
  */
 #ifndef GW_CLIENT_DEVICE_H
 #define GW_CLIENT_DEVICE_H
@@ -69,7 +69,7 @@ struct gw_device {
     const struct gw_device_ops *ops;
     uint8_t gpu[GW_GPU_BYTES];
     atomic_uint jobs; /* that use it */
-    /* A job was closed while streams still held work on its memory: nothing is unmapped any more. */
+    /* A job was closed while streams still held work on its memory: nothing is unmapped then. */
     atomic_bool stuck;
 };
 

@@ -168,9 +168,8 @@ static int map_overflow(gw_job *job, struct zero *zero, uint32_t bucket, int64_t
  * contribution meanwhile, the slot is simply free. Lock held. */
 static int take_grant(struct zero *zero, uint32_t bucket, struct grant grant)
 {
-    int r = grant.launched
-                ? ledger_slot_reuse(zero->ledger, bucket, grant.slot, zero->asked_gives)
-                : ledger_slot_add(zero->ledger, grant.slot);
+    int r = grant.launched ? ledger_slot_reuse(zero->ledger, bucket, grant.slot, zero->asked_gives)
+                           : ledger_slot_add(zero->ledger, grant.slot);
 
     if (r < 0)
         return err_set(GW_E_PROTOCOL, "the engine granted slot %u out of turn", grant.slot);

@@ -2,8 +2,8 @@
 /*
  * Buffers over the caller's own device memory. Exported to the engine where the driver can; else
  * staged: a buffer of the service's memory, and copies on streams. In before an op in the job's
- * stream; out behind the op in a stream of ours, whose own timeline counts ops, so that its token is
- * the op's for the caller. Any thread; no call here waits but gw_cuda_buffer_import (set-up).
+ * stream; out behind the op in a stream of ours, whose own timeline counts ops, so that its token
+ * is the op's for the caller. Any thread; no call here waits but gw_cuda_buffer_import (set-up).
  */
 #include <stdlib.h>
 #include <string.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How a job's calls are ordered with those who read and write its memory: by waiting on the host, or
- * in the job's stream on a GPU. Two const tables, one chosen when the job starts; the calls never
- * ask which.
+ * How a job's calls are ordered with those who read and write its memory: by waiting on the host,
+ * or in the job's stream on a GPU. Two const tables, one chosen when the job starts; the calls
+ * never ask which.
  *
  *              host                               device
  *   wait       sleeps until the token is reached  enqueues a stream wait for its word

@@ -63,13 +63,13 @@ struct zero {
     uint32_t asked_bucket;
     uint64_t asked_gives; /* the ledger's count of gives when it was sent */
     uint64_t *fetches, *releases;
-    uint64_t steps;       /* ended by this rank */
-    uint64_t updated;     /* last step that was updated */
+    uint64_t steps;         /* ended by this rank */
+    uint64_t updated;       /* last step that was updated */
     uint64_t window_waited; /* step whose update window a stream of the caller waits for */
-    bool updating, begun; /* update window asked for; a call of the next step was made */
+    bool updating, begun;   /* update window asked for; a call of the next step was made */
     uint64_t first;         /* steps that had ended when this handle was sealed */
-    uint64_t waited;      /* step whose verdict was read last */
-    uint8_t *used;        /* its used-parameter bits */
+    uint64_t waited;        /* step whose verdict was read last */
+    uint8_t *used;          /* its used-parameter bits */
     struct zero_array *arrays;
     atomic_uint_fast64_t copied_in_bytes;
 };

@@ -12,7 +12,8 @@
  *    take everything that was enqueued on the job's stream before as done before them. gw_fetch
  *    depends on nothing: it overlaps what is enqueued.
  *  - A token is waited for by gw_stream_wait, on a stream, or by gw_wait*, on the host. Written
- *    spans need the window's token (gw_update_begin) waited for in a stream before gw_update_commit.
+ *    spans need the window's token (gw_update_begin) waited for in a stream before
+ *    gw_update_commit.
  *  - gw_param_ptr may be called before the fetch's token is reached; what reads the values comes
  *    behind a stream wait for it. In stage 3 the call waits on the host, at most
  *    gw_job_options.timeout_ns (then GW_E_STATE), until the gather has been launched: until the
@@ -21,8 +22,8 @@
  *
  * gw_grad_put_sync copies in the job's stream, from memory of the GPU, which may be written again
  * behind it in that stream, or from host memory, which goes through pinned memory of the library's
- * and may be written again at once. gw_param_write_sync and gw_param_read_sync move values to and from host
- * memory, after everything on the job's stream. Views are not write-protected, and
+ * and may be written again at once. gw_param_write_sync and gw_param_read_sync move values to and
+ * from host memory, after everything on the job's stream. Views are not write-protected, and
  * GRADWIRE_DEBUG=guard guards nothing: both are for host memory.
  *
  * Streams are CUstream or cudaStream_t, given as void *; NULL is the legacy default stream. The
@@ -33,8 +34,8 @@
  *
  * When a job fails, its engine dies included, streams that wait for it go on and the next call
  * tells. What was computed behind such a wait is worth nothing: look at a call's result (gw_wait of
- * the step) before you keep it. gw_job_close waits up to two seconds for what the job's streams hold
- * of it; memory that they hold longer stays mapped to the end of the process.
+ * the step) before you keep it. gw_job_close waits up to two seconds for what the job's streams
+ * hold of it; memory that they hold longer stays mapped to the end of the process.
  *
  * Libraries: gw_cuda_device_new and _free are in libgradwire-cuda, all else in libgradwire
  * (pkg-config gradwire-cuda has both). Neither links CUDA: the driver of the calling process
@@ -58,14 +59,14 @@ GW_API int gw_cuda_device_new(int ordinal, struct gw_device **ret_device);
 GW_API struct gw_device *gw_cuda_device_free(struct gw_device *device);
 
 /* The stream that the job's calls are ordered in, from the next call on; at first the default
- * stream. What was enqueued on the stream before is not ordered with the new one's work. GW_E_LIMIT:
- * the 17th stream. */
+ * stream. What was enqueued on the stream before is not ordered with the new one's work.
+ * GW_E_LIMIT: the 17th stream. */
 GW_API int gw_cuda_set_stream(gw_job *job, void *stream);
 
-/* Enqueues on `stream`: what comes after waits until the token is reached. Nothing is enqueued if it
- * is reached already. Any token of the job's, own timelines included. Sends first what the token may
- * depend on; if the engine takes no messages, that may wait for it (gw_job_options.timeout_ns, then
- * GW_E_AGAIN). */
+/* Enqueues on `stream`: what comes after waits until the token is reached. Nothing is enqueued if
+ * it is reached already. Any token of the job's, own timelines included. Sends first what the token
+ * may depend on; if the engine takes no messages, that may wait for it (gw_job_options.timeout_ns,
+ * then GW_E_AGAIN). */
 GW_API int gw_stream_wait(gw_job *job, struct gw_token token, void *stream);
 /* A token that is reached when all that was enqueued on `stream` before is done: for further
  * producers of a gradient beside the job's stream (gw_grad_ready's tokens: at most 3 on a GPU, for
@@ -84,8 +85,8 @@ GW_API int gw_cuda_buffer_import(gw_job *job, void *device_pointer, size_t size_
                                  gw_buffer **ret_buffer, int *ret_staged);
 
 /* struct gw_verdict's values in device memory, written in stream order: valid for what waits for
- * the step's token (gw_stream_wait), until the rank's gw_update_commit or its first call of the next
- * step. An optimizer kernel reads them without the host. */
+ * the step's token (gw_stream_wait), until the rank's gw_update_commit or its first call of the
+ * next step. An optimizer kernel reads them without the host. */
 struct gw_cuda_verdict {
     uint64_t step;
     double norm;
