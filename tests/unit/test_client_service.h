@@ -715,7 +715,6 @@ static inline void sv_close(gw_job *job)
     layout_free(sv.layout);
     munmap(sv.client, GW_PAGE_BYTES);
     munmap(sv.engine, GW_ENGINE_PAGE_BYTES);
-    pthread_mutex_destroy(&sv.lock);
 }
 
 #endif
