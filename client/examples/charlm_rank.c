@@ -474,12 +474,14 @@ static int take_losses(struct rank_run *run)
 
 static int finish(struct rank_run *run)
 {
-    int r = take_losses(run);
+    int r = 0;
 
     /* Stages 1 and 2 gather after the last rank's commit: the last step's belong to the figures. In
      * stage 3 this would gather once more than the steps did. */
-    if (r == 0 && run->options->stage < 3)
+    if (run->options->stage < 3)
         r = fetch_all(run, NULL);
+    if (r == 0)
+        r = take_losses(run); /* which waits for all of them, on a GPU too */
     run->result->stats.struct_size = sizeof run->result->stats;
     if (r == 0)
         r = check(run, "figures",

@@ -17,6 +17,8 @@ struct lease {
     uint8_t gpu[GW_GPU_BYTES];
     char name[LEASE_NAME_BYTES];
     struct alarm *alarm; /* ASKED; else NULL */
+    uint64_t asked_ns;   /* first */
+    bool again;          /* the alarm is for asking once more */
     int fd;              /* HELD: the lock; -1: GPUs may be shared */
 };
 
@@ -57,20 +59,9 @@ static void refuse(struct lease *lease, int code, const char *text)
     uint8_t gpu[GW_GPU_BYTES];
 
     memcpy(gpu, lease->gpu, sizeof(gpu));
+    log_line("no %s: %s", lease->name, text);
     lease_free(lease);
     join_leased(engine, gpu, code, text);
-}
-
-static void on_alarm(void *owner)
-{
-    struct lease *lease = owner;
-    struct engine *engine = lease->engine;
-    char text[GW_TEXT_MAX + 1];
-
-    snprintf(text, sizeof(text), "gradwired did not answer whether %s is free: try again",
-             lease->name);
-    refuse(lease, GW_E_TIMEOUT, text);
-    engine_after(engine);
 }
 
 static int no_daemon(const char *name, char text[GW_TEXT_MAX + 1])
@@ -79,6 +70,37 @@ static int no_daemon(const char *name, char text[GW_TEXT_MAX + 1])
              "gradwired is not there to lend %s to this job: start it on this node, and try again",
              name);
     return GW_E_NO_DAEMON;
+}
+
+static int ask(struct engine *engine, const char *name)
+{
+    struct wire_msg msg = {.type = WIRE_LEASE_GET};
+
+    snprintf(msg.u.lease_get.gpu, sizeof(msg.u.lease_get.gpu), "%s", name);
+    if (!engine->channel || packet_send_msg(watch_fd(engine->channel), &msg, -1) < 0)
+        return GW_E_NO_DAEMON;
+    return 0;
+}
+
+static void on_alarm(void *owner)
+{
+    struct lease *lease = owner;
+    struct engine *engine = lease->engine;
+    char text[GW_TEXT_MAX + 1];
+
+    if (lease->again) {
+        lease->again = false;
+        alarm_set(lease->alarm, LEASE_ANSWER_NS);
+        if (ask(engine, lease->name) == 0)
+            return;
+        refuse(lease, no_daemon(lease->name, text), text);
+        engine_after(engine);
+        return;
+    }
+    snprintf(text, sizeof(text), "gradwired did not answer whether %s is free: try again",
+             lease->name);
+    refuse(lease, GW_E_TIMEOUT, text);
+    engine_after(engine);
 }
 
 static int lease_new(struct engine *engine, const uint8_t gpu[GW_GPU_BYTES], const char *name)
@@ -95,6 +117,7 @@ static int lease_new(struct engine *engine, const uint8_t gpu[GW_GPU_BYTES], con
     lease->fd = -1;
     memcpy(lease->gpu, gpu, sizeof(lease->gpu));
     snprintf(lease->name, sizeof(lease->name), "%s", name);
+    lease->asked_ns = now_ns();
     alarm_set(lease->alarm, LEASE_ANSWER_NS);
     TAILQ_INSERT_TAIL(&engine->leases, lease, link);
     return 0;
@@ -102,7 +125,6 @@ static int lease_new(struct engine *engine, const uint8_t gpu[GW_GPU_BYTES], con
 
 int lease_get(struct engine *engine, const uint8_t gpu[GW_GPU_BYTES], char text[GW_TEXT_MAX + 1])
 {
-    struct wire_msg msg = {.type = WIRE_LEASE_GET};
     char name[LEASE_NAME_BYTES];
     struct lease *lease;
 
@@ -110,8 +132,7 @@ int lease_get(struct engine *engine, const uint8_t gpu[GW_GPU_BYTES], char text[
     lease = find(engine, name);
     if (lease)
         return lease->alarm ? GW_E_AGAIN : 0;
-    snprintf(msg.u.lease_get.gpu, sizeof(msg.u.lease_get.gpu), "%s", name);
-    if (!engine->channel || packet_send_msg(watch_fd(engine->channel), &msg, -1) < 0)
+    if (ask(engine, name) < 0)
         return no_daemon(name, text);
     if (lease_new(engine, gpu, name) < 0) {
         snprintf(text, GW_TEXT_MAX + 1, "no memory for a lease");
@@ -126,6 +147,14 @@ static bool lock(int fd)
     return flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;
 }
 
+static bool may_be_free(const struct lease *lease, int code)
+{
+    uint64_t waited_ns = now_ns() - lease->asked_ns;
+
+    return (code == GW_E_AGAIN && waited_ns < LEASE_FREE_NS) ||
+           (code == GW_E_BUSY && waited_ns < LEASE_BUSY_NS);
+}
+
 void lease_answer(struct engine *engine, const struct wire_msg *msg, struct packet *packet)
 {
     struct lease *lease = find(engine, msg->u.lease.gpu);
@@ -135,8 +164,14 @@ void lease_answer(struct engine *engine, const struct wire_msg *msg, struct pack
 
     if (!lease || !lease->alarm)
         return; /* too late: the descriptor is closed, and the lock with it */
+    if (may_be_free(lease, msg->u.lease.code)) {
+        lease->again = true;
+        alarm_set(lease->alarm, LEASE_AGAIN_NS);
+        return;
+    }
     if (msg->u.lease.code < 0) {
-        refuse(lease, msg->u.lease.code, msg->u.lease.text);
+        refuse(lease, msg->u.lease.code == GW_E_AGAIN ? GW_E_BUSY : msg->u.lease.code,
+               msg->u.lease.text);
         return;
     }
     if (fd >= 0 && !lock(fd)) {

@@ -4,7 +4,9 @@
  * engine's end, by the lock on a descriptor, so that a new gradwired finds them taken. Loop thread.
  *
  *   lease  (none) --asked--> ASKED --LEASE--> HELD
- *                              '--refused, too late, gradwired gone--> (none)
+ *                          ^ |   '--refused, too late, gradwired gone--> (none)
+ *                          '-' its holder has no clients any more: asked again until LEASE_FREE_NS
+ *                              it is busy: until LEASE_BUSY_NS, for that may not be known yet
  */
 #ifndef GW_ENGINE_LEASE_H
 #define GW_ENGINE_LEASE_H
@@ -15,6 +17,9 @@
 #include "proto/wire.h"
 
 #define LEASE_ANSWER_NS 5000000000ull
+#define LEASE_FREE_NS 4000000000ull   /* for the job before to give it back */
+#define LEASE_BUSY_NS 500000000ull
+#define LEASE_AGAIN_NS 100000000ull
 #define LEASE_NAME_BYTES 48u /* "GPU-" and a UUID as it is written */
 
 struct engine;

@@ -46,6 +46,20 @@ static void say_busy(const struct engine *engine, const char *gpu, const char *h
                        gpu);
 }
 
+/* The holder has no clients: its last step is behind it, and soon it will be gone (or linger). */
+static bool holder_ends(const struct engine *engine, const char *holder)
+{
+    struct gw_stats_page page;
+    char hex[TAG_HEX_BYTES] = "";
+    uint8_t tag[TAG_BYTES];
+    const struct engine *other;
+
+    if (sscanf(holder, "%16[0-9a-f]", hex) != 1 || tag_from_hex(hex, tag) < 0)
+        return true; /* between taking the lock and writing its name there */
+    other = engine_find(engine->sup, tag);
+    return !other || (stats_read(other->stats_fd, &page) && page.ranks_present == 0);
+}
+
 void lease_grant(struct engine *engine, const char *gpu)
 {
     struct wire_msg msg = {.type = WIRE_LEASE};
@@ -62,16 +76,17 @@ void lease_grant(struct engine *engine, const char *gpu)
         (void)snprintf(text, GW_TEXT_MAX + 1, "that is not the name of a GPU");
     } else if (engine->sup->conf.gpu_sharing == 0) {
         r = rundir_gpu_lock(engine->sup->dir, gpu, hex, engine->uid, &fd, holder);
-        if (r == GW_E_BUSY)
+        if (r == GW_E_BUSY) {
             say_busy(engine, gpu, holder, text, GW_TEXT_MAX + 1);
-        else if (r < 0)
+            r = holder_ends(engine, holder) ? GW_E_AGAIN : r;
+        } else if (r < 0)
             (void)snprintf(text, GW_TEXT_MAX + 1, "gradwired cannot lend %s: %s", gpu,
                            r == GW_E_LIMIT ? "too many are in use" : "its file cannot be made");
     }
     msg.u.lease.code = r;
     if (r == 0)
         log_info("job %s uses %s%s", hex, gpu, fd < 0 ? ", which others may share" : "");
-    else
+    else if (r != GW_E_AGAIN && r != GW_E_BUSY) /* those are asked for again */
         log_info("job %s does not get %s: %s", hex, is_gpu(gpu) ? gpu : "a GPU", text);
     /* What the engine does not take now it asks for again, or tells its client. */
     (void)packet_send_msg(watch_fd(engine->channel), &msg, fd);
