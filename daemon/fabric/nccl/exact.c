@@ -20,7 +20,7 @@ static bool reads_directly(const struct nccl_part *part, uint32_t q, uint64_t co
     const struct core_op *what = &part->op->op;
 
     return count * sizeof(float) * (what->world - 1) <= NCCL_DIRECT_BYTES &&
-           cuda_peers(part->native->device, part->native->rank, what->members[q]);
+           cuda_peers(part->native->device, what->members[q], part->native->rank);
 }
 
 /* Where the kernel finds elements [first, first + count) of every input. */
