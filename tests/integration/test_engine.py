@@ -51,7 +51,8 @@ class Engine:
                  "--lock-fd", str(lock), "--stats-fd", str(self.stats_fd),
                  "--owner-uid", str(os.getuid()), "--linger-ns", str(int(linger_s * 1e9)),
                  "--memory-max-bytes", str(memory_max), *args],
-                env=dict(os.environ, **(env or {})), pass_fds=fds, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+                env=dict(os.environ, **(env or {})), pass_fds=fds, stdin=subprocess.DEVNULL,
+                stdout=log, stderr=log)
         os.close(lock)
         theirs.close()
         listener.close()
