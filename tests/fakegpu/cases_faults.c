@@ -116,9 +116,13 @@ static void plugin_open(const char *path)
 {
     void *handle = dlopen(path, RTLD_NOW);
     const struct plugin *plugin = handle ? dlsym(handle, GW_PLUGIN_SYMBOL) : NULL;
+    char text[GW_TEXT_MAX + 1] = "fewer GPUs than ranks";
 
     if (!plugin)
         die(__LINE__, dlerror());
+    /* Before anything of CUDA: it asks for a hardware queue per stream. */
+    if (plugin->probe(text) < (int)RANKS)
+        die(__LINE__, text);
     device_ops = plugin->device_ops;
     fabric_ops = plugin->fabric_ops;
 }
@@ -494,6 +498,8 @@ static void case_fault(void)
     struct core_op op = op_of(CORE_OP_BARRIER); /* the device's own calls alone */
     char text[GW_TEXT_MAX + 1];
 
+    gather_all(0); /* behind the making of the communicators: NCCL would tell the fault there */
+    expect_works(__LINE__);
     control("inject sticky all 1");
     launch(&op, NULL, NULL, NULL, 0, 0, 0, 1);
     EXPECT(!wait_works(text));
