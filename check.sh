@@ -3,7 +3,7 @@
 #
 # Installs what is missing, builds gradwire four ways, runs every test, and prints the totals last:
 #
-#   release   all tests but those that drop an ordering edge
+#   release   all tests but those that drop an ordering edge; CUDA code on doubles of GPUs
 #   debug     the tests that drop one (GW_TEST_EDGES)
 #   asan      AddressSanitizer and UndefinedBehaviorSanitizer: unit, fuzz, end to end, security
 #   tsan      ThreadSanitizer: the tests of shared pages
@@ -24,12 +24,26 @@ done
 
 . cmake/deps.sh
 gw_install_deps test
+. cmake/cuda-wheels.sh
+cuda=AUTO skipped=()
+if ! gw_cuda_wheels "$PWD/build/cuda-wheels"; then
+    cuda=OFF
+    skipped=(--skipped "everything of CUDA: no toolkit and NCCL here, and none could be brought")
+fi
 jobs=$(nproc)
 # Neither a caller's settings nor a running daemon of the node may decide anything.
 unset GRADWIRE_SOCKET GRADWIRE_RUNTIME_DIR GRADWIRE_ENGINE GRADWIRE_DROP_EDGE GRADWIRE_DEBUG
 unset LD_PRELOAD ASAN_OPTIONS UBSAN_OPTIONS LSAN_OPTIONS TSAN_OPTIONS CFLAGS LDFLAGS DESTDIR
 
 failed=() results=()
+
+# The doubles of CUDA are run by the first two; sanitizers see the host's side.
+cuda_of() {
+    case $1 in
+        release | debug) echo "-DGW_CUDA=$cuda" ;;
+        *) echo -DGW_CUDA=OFF ;;
+    esac
+}
 
 # step PRESET NAME COMMAND...: output into build/PRESET/NAME.log; its end is shown on failure
 step() {
@@ -69,7 +83,7 @@ for preset in "${presets[@]}"; do
     mkdir -p "build/$preset"
     target=all
     [[ $preset != tsan ]] || target=gw_tsan_tests
-    if ! step "$preset" configure cmake --preset "$preset" -DGW_TESTS=ON ||
+    if ! step "$preset" configure cmake --preset "$preset" -DGW_TESTS=ON $(cuda_of "$preset") ||
        ! step "$preset" build cmake --build --preset "$preset" --target "$target" -j "$jobs"; then
         tail -n 30 "build/$preset/configure.log" "build/$preset/build.log" 2>/dev/null
         failed+=(--failed "build of $preset")
@@ -82,4 +96,4 @@ for preset in "${presets[@]}"; do
 done
 
 echo
-exec python3 -B tests/summary.py "${failed[@]}" "${results[@]}"
+exec python3 -B tests/summary.py "${failed[@]}" "${skipped[@]}" "${results[@]}"

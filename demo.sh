@@ -181,7 +181,8 @@ start_daemon() {
     mkdir -p "$runtime" "$work/runs"
     : >"$work/gradwired.conf"
     "$build/daemon/supervisor/gradwired" --foreground --runtime-dir "$runtime" \
-        --device "$device" --config "$work/gradwired.conf" --engine "$build/daemon/engine/gradwire-engine" \
+        --device "$device" --config "$work/gradwired.conf" \
+        --engine "$build/daemon/engine/gradwire-engine" \
         2>"$work/gradwired.log" &
     daemon=$!
     for (( i = 0; i < 100; i++ )); do

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Adds up what CTest ran, and looks inside: pytest's and cmocka's own tests count one by one.
 
-use: summary.py [--failed TEXT]... NAME=BUILD_DIR...
+use: summary.py [--failed TEXT]... [--skipped TEXT]... NAME=BUILD_DIR...
 
 Per build: BUILD_DIR/ctest.xml (ctest --output-junit), BUILD_DIR/junit/<test>.xml (pytest), and
 BUILD_DIR/reports/ (sanitizers; any file there is a failure). The last line is the total alone,
@@ -121,10 +121,12 @@ def of_build(name, directory):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--failed", action="append", default=[])
+    parser.add_argument("--skipped", action="append", default=[])
     parser.add_argument("builds", nargs="*")
     args = parser.parse_args()
     total = Total()
     total.failed += args.failed
+    total.skipped += [("check.sh", reason) for reason in args.skipped]
     for build in args.builds:
         name, directory = build.split("=", 1)
         one = of_build(name, pathlib.Path(directory))

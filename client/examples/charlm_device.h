@@ -11,8 +11,8 @@
 
 #include <gradwire/gradwire.h>
 
-/* Once, before anything of charlm_math.h: 0, or an exit code after a message. gpu: CUDA ordinal, or -1:
- * the rank's number over the number of GPUs. */
+/* Once, before anything of charlm_math.h: 0, or an exit code after a message. gpu: CUDA ordinal, or
+ * -1: the rank's number over the number of GPUs. */
 int charlm_device_start(int gpu, uint32_t rank);
 void charlm_device_stop(void);
 /* NULL on the host. */

@@ -37,6 +37,7 @@ struct charlm_k_map {
     float *to;
     const float *from;
     float scale;
+    uint32_t reserved; /* no byte of an argument is left open */
 };
 
 struct charlm_k_embed {

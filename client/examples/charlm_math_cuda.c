@@ -199,7 +199,7 @@ void math_transpose(const float *in, size_t rows, size_t cols, float *out)
 static void map(enum charlm_k_map_kind kind, float *to, const float *from, float scale,
                 size_t count)
 {
-    struct charlm_k_map arg = {(uint64_t)kind, count, to, from, scale};
+    struct charlm_k_map arg = {(uint64_t)kind, count, to, from, scale, 0};
 
     check("map", charlm_launch_map(&arg, count, stream));
 }

@@ -31,7 +31,7 @@ static const char usage[] =
     "  --link BYTES_PER_S   simulate a link of that speed per rank (off)\n"
     "  --measure            time each collective alone before the first step\n"
     "  --timeout SECONDS    for joining and for each collective (120)\n"
-    "  --gpu N              charlm-cuda: the GPU to use (the rank's number, over how many there are)\n"
+    "  --gpu N              charlm-cuda: its GPU (the rank's number over the number of GPUs)\n"
     "  --help\n";
 
 enum option_key {
