@@ -144,6 +144,13 @@ def floats(pointer):
     return GPU.floats(C.cast(pointer, C.c_void_p).value) if GPU else pointer
 
 
+def shifted(pointer, count):
+    """The array from its element `count` on."""
+    if GPU:
+        return GPU.floats(pointer.address + 4 * count)
+    return C.cast(C.addressof(pointer.contents) + 4 * count, C.POINTER(C.c_float))
+
+
 def move(to, address, nbytes):
     """memmove into what acquire() or spans() gave."""
     if GPU:
