@@ -340,6 +340,63 @@ GW_API int gw_shard_array(gw_job *job, const char *name, float **ret_values, uin
 GW_API int gw_update_begin(gw_job *job, struct gw_token *ret_token);
 GW_API int gw_update_commit(gw_job *job);
 
+/* ---- loss scale --------------------------------------------------------------------------------
+ * Dynamic loss scaling with DeepSpeed's semantics (DynamicLossScaler), for losses that are
+ * multiplied before backward so that small fp16 gradients survive. Pure arithmetic on the caller's
+ * struct: no job, no lock, no waiting. Verdicts are the same on all ranks, so scales are too.
+ *
+ *   overflow       if hysteresis is used up, scale = max(scale * backoff, min_scale); else one less
+ *                  of hysteresis. The step is skipped.
+ *   no overflow    the (window + 1)-th good step in a row, and every window-th after it, multiplies
+ *                  the scale by `growth` and refills hysteresis.
+ *
+ * The norm and the clip factor of a verdict are those of the scaled gradient: seal with clip_norm 0
+ * and give clip_norm here.
+ */
+struct gw_loss_scale_options {
+    size_t struct_size;
+    double static_scale;  /* > 0: never changes; overflows are skipped. 0: dynamic */
+    double initial_scale; /* default 65536 */
+    double growth;        /* > 1; default 2 */
+    double backoff;       /* between 0 and 1; default 0.5 */
+    double min_scale;     /* default 1 */
+    double clip_norm;     /* of the gradient without scale; 0: none */
+    uint32_t window;      /* good steps; default 1000 */
+    uint32_t hysteresis;  /* overflows in a window until one backs off; default 2 */
+    uint32_t consecutive_hysteresis; /* 1: every good step refills hysteresis */
+    uint32_t stay_at_min; /* 1: overflows at min_scale are skipped for ever; 0: GW_E_LIMIT */
+};
+/* Plain data: copy it freely, and save it with the model (static fields apart, a scaler is scale,
+ * good_steps, hysteresis_left, searching and probing). */
+struct gw_loss_scale {
+    struct gw_loss_scale_options options; /* defaults filled in */
+    double scale;                         /* multiply the next step's loss by it */
+    uint64_t good_steps;                  /* since the last overflow */
+    uint32_t hysteresis_left;
+    uint32_t searching; /* 1: not one window was good yet */
+    uint32_t probing;   /* 1: the scale's last change was growth */
+};
+enum gw_loss_scale_cause {
+    GW_LOSS_SCALE_GOOD = 0,
+    GW_LOSS_SCALE_SEARCH = 1,  /* overflow while the start is searched from above: normal */
+    GW_LOSS_SCALE_PROBE = 2,   /* overflow after growth, which tries what is possible: normal */
+    GW_LOSS_SCALE_OVERFLOW = 3 /* any other */
+};
+struct gw_loss_scale_step {
+    uint32_t skip;      /* 1: make no update with this step's gradient */
+    uint32_t cause;     /* enum gw_loss_scale_cause */
+    double grad_factor; /* multiply the gradient by it: 1/scale, times the clip factor
+                         * min(1, clip_norm/(norm/scale + 1e-6)); 0 when skipped */
+    double scale;       /* this step's; the next one's is in the struct */
+    char text[256];     /* one line for the log; "" when nothing changed */
+};
+/* GW_E_INVALID: which option, and what it may be. */
+GW_API int gw_loss_scale_init(struct gw_loss_scale *ret_scale,
+                              const struct gw_loss_scale_options *options);
+/* After gw_wait_step. GW_E_LIMIT: overflow at min_scale; nothing is changed. */
+GW_API int gw_loss_scale_update(struct gw_loss_scale *scale, const struct gw_verdict *verdict,
+                                struct gw_loss_scale_step *ret_step);
+
 /* ---- figures --------------------------------------------------------------------------------- */
 
 enum gw_kind {

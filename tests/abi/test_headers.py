@@ -52,6 +52,7 @@ def test_struct_size_comes_first():
     """Option structs can grow: their first field says how large the caller's is."""
     source = "#include <gradwire/gradwire.h>\n" + "".join(
         f"typedef char c_{s}[offsetof(struct {s}, struct_size) == 0 ? 1 : -1];\n"
-        for s in ("gw_job_options", "gw_zero_options", "gw_op_options", "gw_stats"))
+        for s in ("gw_job_options", "gw_zero_options", "gw_op_options", "gw_stats",
+                  "gw_loss_scale_options"))
     done = compile_text(source, "cc", "c", ["-std=c99"])
     assert done.returncode == 0, done.stderr
