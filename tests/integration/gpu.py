@@ -52,7 +52,7 @@ class Gpu:
         self.ordinal = rank % count.value
         self.do("cuDevicePrimaryCtxRetain", C.byref(context), self.ordinal)
         self.do("cuCtxSetCurrent", context)
-        self.streams = []
+        self.streams, self.memory = [], set()
         self.stream = self.new_stream()
         self.device = C.c_void_p()
         self.gradwire("gw_cuda_device_new", self.ordinal, C.byref(self.device))
@@ -60,6 +60,8 @@ class Gpu:
     def close(self):
         """Nothing is left then: what the doubles find after it is a leak."""
         self.sync()
+        for address in list(self.memory):
+            self.free(address)
         for stream in self.streams:
             self.do("cuStreamDestroy_v2", stream)
         self.library.gw_cuda_device_free(self.device)
@@ -91,9 +93,11 @@ class Gpu:
     def alloc(self, nbytes):
         address = C.c_uint64()
         self.do("cuMemAlloc_v2", C.byref(address), C.c_size_t(nbytes))
+        self.memory.add(address.value)
         return address.value
 
     def free(self, address):
+        self.memory.discard(address)
         self.do("cuMemFree_v2", C.c_uint64(address))
 
     def put(self, address, data, stream=None):
@@ -107,6 +111,26 @@ class Gpu:
                 stream or self.stream)
         self.sync(stream)
         return data.raw
+
+    def copy(self, to, source, nbytes, stream=None):
+        """Enqueued only: device to device."""
+        self.do("cuMemcpyAsync", C.c_uint64(to), C.c_uint64(source), C.c_size_t(nbytes),
+                stream or self.stream)
+
+    def constant(self, count, value):
+        """New device memory that holds `count` times the value."""
+        address = self.alloc(4 * count)
+        self.put(address, struct.pack("f", value) * count)
+        return address
+
+    def wait(self, job, token, stream=None):
+        """gw_stream_wait; `token` is a gw.Token."""
+        self.call("gw_stream_wait", job.handle, token, stream or self.stream)
+
+    def record(self, job, token, stream=None):
+        """gw_record into `token`, which is returned."""
+        self.call("gw_record", job.handle, stream or self.stream, C.byref(token))
+        return token
 
     def sync(self, stream=None):
         self.do("cuStreamSynchronize", stream or self.stream)

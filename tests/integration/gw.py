@@ -139,6 +139,11 @@ def on_cuda():
     return os.environ.get("GW_TEST_DEVICE") == "cuda"
 
 
+def device_floats(address):
+    """An array in this rank's GPU."""
+    return GPU.floats(address)
+
+
 def floats(pointer):
     """What a call returned as const float *: itself, or an array on the GPU."""
     return GPU.floats(C.cast(pointer, C.c_void_p).value) if GPU else pointer
@@ -331,10 +336,11 @@ class Job:
     def release(self, unit):
         call("gw_release", self.handle, C.c_uint32(unit))
 
-    def values(self, param, numel):
+    def values(self, param, numel, whole=False):
+        """The parameter's values, or (whole) where they are."""
         p = C.POINTER(C.c_float)()
         call("gw_param_ptr", self.handle, C.c_uint32(param), C.byref(p))
-        return floats(p)[:numel]
+        return floats(p) if whole else floats(p)[:numel]
 
     def acquire(self, param, piece=0, timeout=20 * S):
         p, n = C.POINTER(C.c_float)(), C.c_uint64()

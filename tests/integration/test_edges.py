@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-# ctest: label=edges timeout=600
+# ctest: label=edges timeout=600 device=cuda
 """Each row of edges.def left out in real processes: something must visibly go wrong.
 
-A scenario is timed (slow simulated links, late ranks) so that only the row stands between it and
-wrong values. With the row in force it gives the right values; without it, other values or a named
-error. Needs a build with GW_TEST_EDGES. (tests/sim drops the same rows in virtual time.)
+A scenario is timed (slow simulated links, late ranks, streams that are held) so that only the row
+stands between it and wrong values. With the row in force it gives the right values; without it,
+other values, a named error, or on GPUs accesses that the doubles find unordered. Rows about streams
+are for GPUs alone. Needs a build with GW_TEST_EDGES. (tests/sim drops the same rows in virtual
+time.)
 """
+import contextlib
 import os
 import pathlib
 import re
@@ -15,7 +18,7 @@ import time
 import pytest
 
 import gw
-from conftest import Daemon, serving
+from conftest import CONFIG, Daemon, device_args, serving
 
 S = gw.S
 SOURCE = pathlib.Path(os.environ["GRADWIRE_SOURCE"])
@@ -47,13 +50,14 @@ def finish(job):
 def update(job, value):
     job.wait(job.update_begin())
     for s in job.spans():
-        for i in range(s.numel):
-            s.params[i] = value
+        gw.fill(s.params, s.numel, value)
     job.update_commit()
 
 
 def grad_written(rank, where):
     """The gradient is written by another thread, after its declaration."""
+    if gw.on_cuda():
+        return grad_written_in_a_stream(rank, where)
     job = sealed(rank, where, 2)
     timeline = job.timeline()
     p, n = job.acquire(0)
@@ -61,8 +65,7 @@ def grad_written(rank, where):
 
     def late():
         time.sleep(LATE)
-        for i in range(n):
-            p[i] = 2.0
+        gw.fill(p, n, 2.0)
         job.raise_timeline(timeline, 1)
 
     thread = threading.Thread(target=late)
@@ -77,8 +80,7 @@ def all_ready(rank, where):
     job = sealed(rank, where, 1)
     p, n = job.acquire(0)
     time.sleep(LATE * rank)
-    for i in range(n):
-        p[i] = 2.0
+    gw.fill(p, n, 2.0)
     job.ready(0)
     finish(job)
     return job.grads()[0][0] == 2.0
@@ -136,11 +138,14 @@ def verdict_read(rank, where):
 
 
 def reads_over(rank, where):
-    """Rank 0 updates while rank 1 still reads: views are the shards themselves."""
-    job = sealed(rank, where, 3, gather=1)
+    """Rank 0 updates while rank 1 still reads: views are the shards themselves. (On GPUs they are
+    copies, made of the shards that rank 0 updates.)"""
+    job = sealed(rank, where, 3, gather=0 if gw.on_cuda() else 1)
     job.barrier()
     right = True
     if rank == 1:
+        if gw.on_cuda():
+            time.sleep(LATE)
         job.wait(job.fetch(0))
         time.sleep(LATE)
         right = job.values(0, 1)[0] == 0.0
@@ -158,8 +163,7 @@ def version(rank, where):
     job.wait(job.update_begin())
     time.sleep(LATE * rank)
     for s in job.spans():
-        for i in range(s.numel):
-            s.params[i] = 9.0
+        gw.fill(s.params, s.numel, 9.0)
     job.update_commit()
     job.wait(job.fetch(0))
     values = job.values(0, N)
@@ -194,9 +198,115 @@ def pool_free(rank, where):
     return values == [1.0, 2.0]
 
 
+# ---- streams -------------------------------------------------------------------------------------
+
+
+def hold(job, stream=None):
+    """What is enqueued from here on runs LATE after .start() of the timer that is returned."""
+    timeline = job.timeline()
+    gw.GPU.wait(job, gw.Token(timeline, 0, 1), stream)
+    return threading.Timer(LATE, job.raise_timeline, (timeline, 1))
+
+
+def grad_written_in_a_stream(rank, where):
+    """A second stream writes the gradient."""
+    job = sealed(rank, where, 2)
+    stream, values = gw.GPU.new_stream(), gw.GPU.constant(N, 2.0)
+    p, n = job.acquire(0)
+    go = hold(job, stream)
+    gw.GPU.copy(p.address, values, 4 * n, stream)
+    job.ready(0, tokens=[gw.GPU.record(job, gw.Token(), stream)])
+    go.start()
+    finish(job)
+    go.join()
+    return job.grads()[0][0] == 2.0
+
+
+def filled(rank, where):
+    """A stream fills a buffer that an all-reduce was enqueued for."""
+    job = join(rank, where)
+    buf, values = job.buffer(4 * N), gw.GPU.constant(N, 2.0)
+    job.barrier()
+    go = hold(job)
+    gw.GPU.copy(buf.floats.address, values, 4 * N)
+    token = job.all_reduce(buf.at(), buf.at(), N)
+    go.start()
+    job.wait(token)
+    go.join()
+    return buf.floats[0:N] == [4.0] * N
+
+
+def committed(rank, where):
+    """A stream writes the parameters of a window that the host has closed."""
+    job = sealed(rank, where, 3)
+    values = gw.GPU.constant(N, 9.0)
+    job.step_end()
+    gw.GPU.wait(job, job.update_begin())
+    go = hold(job)
+    for s in job.spans():
+        gw.GPU.copy(s.params.address, values, 4 * s.numel)
+    job.update_commit()
+    go.start()
+    job.wait(job.fetch(0))
+    go.join()
+    got = job.values(0, N)
+    job.release(0)
+    return got == [9.0] * N
+
+
+def reads_done(rank, where):
+    """A stream of rank 1 reads its parameters while rank 0 has its update gathered to it."""
+    job = sealed(rank, where, 1)
+    seen = gw.device_floats(gw.GPU.alloc(4 * N))
+    job.barrier()
+    if rank == 0:
+        job.step_end()
+        update(job, 9.0)
+        job.barrier()
+        return True
+    job.wait(job.fetch(0))
+    view = job.values(0, N, whole=True)
+    job.release(0)
+    go = hold(job)
+    gw.GPU.copy(seen.address, view.address, 4 * N)
+    job.step_end()
+    go.start()
+    job.wait(job.fetch(0))  # without an update of its own
+    go.join()
+    right = seen[0:N] == [0.0] * N
+    job.barrier()
+    return right
+
+
+def released(rank, where):
+    """A stream still reads a unit whose place in the pool another unit gets."""
+    job = sealed(rank, where, 3, params=3, gather_bytes=4 * N)
+    if rank == 0:
+        for j in range(3):
+            job.write(j, [float(j + 1)] * N)
+    seen = gw.device_floats(gw.GPU.alloc(4 * N))
+    job.barrier()
+    job.wait(job.fetch(0))
+    view = job.values(0, N, whole=True)
+    go = hold(job)
+    gw.GPU.copy(seen.address, view.address, 4 * N)
+    job.release(0)
+    tokens = [job.fetch(1), job.fetch(2)]  # there is room for two
+    go.start()
+    for token in tokens:
+        job.wait(token)
+    same_place = view.address in [job.values(u, N, whole=True).address for u in (1, 2)]
+    for u in (1, 2):
+        job.release(u)
+    go.join()
+    return same_place and seen[0:N] == [1.0] * N
+
+
+OF_STREAMS = [filled, committed, reads_done, released] if gw.on_cuda() else []
 SCENARIOS = {f.__name__.upper(): f for f in (
     grad_written, all_ready, zero_filled, buffer_consumed, shard_consumed, verdict_last,
-    verdict_read, reads_over, version, gathered, pool_free)}
+    verdict_read, reads_over, version, gathered, pool_free, *OF_STREAMS)}
+HOST_LACKS = {"FILLED", "COMMITTED", "READS_DONE", "RELEASED"}  # nothing there is late but the host
 
 
 def rows():
@@ -205,29 +315,42 @@ def rows():
 
 
 def one_rank(rank, name, where):
-    return SCENARIOS[name](rank, where)
+    right = SCENARIOS[name](rank, where)
+    for job in list(gw.OPEN):
+        with contextlib.suppress(gw.Error):  # the other rank may be gone: it says why
+            job.barrier()
+        job.close()
+    return right
 
 
 def outcome(runtime_dir, tmp_path, name, drop):
     env = {"GRADWIRE_DROP_EDGE": name} if drop else {}
     config = tmp_path / "conf"
-    config.write_text("[job]\nlinger = 0\n")
-    daemon = Daemon(runtime_dir, env=env, args=["--config", str(config)])
+    config.write_text(CONFIG)
+    daemon = Daemon(runtime_dir, env=env, args=["--config", str(config), *device_args()])
     with serving(daemon):
         where = {"socket": str(daemon.socket), "id": str(tmp_path / f"id{drop}")}
         return gw.Ranks(2, one_rank, name, where, env=env).join(60)
 
 
+@pytest.mark.seeds(1)
 def test_every_row_has_a_scenario():
-    assert sorted(name for name, _ in rows()) == sorted(SCENARIOS)
+    lacks = set() if gw.on_cuda() else HOST_LACKS
+    assert {name for name, _ in rows()} == set(SCENARIOS) | lacks
 
 
 @pytest.mark.parametrize("name", sorted(SCENARIOS))
-def test_the_row_is_what_keeps_the_values_right(runtime_dir, tmp_path, name):
+def test_the_row_is_what_keeps_the_values_right(runtime_dir, tmp_path, gpus, record_property, name):
     kept = outcome(runtime_dir, tmp_path, name, False)
     assert kept == [("ok", True)] * 2
+    if gpus:
+        gpus.check()
     dropped = outcome(runtime_dir, tmp_path, name, True)
-    print(f"{name} dropped: {dropped}")
+    told = set()
+    if gpus:
+        told = gpus.allowed = {v["rule"] for v in gpus.report()["violations"]}
+    print(f"{name} dropped: {dropped} {told or ''}")
     assert all(kind in ("ok", "error") for kind, _ in dropped)
-    assert any(kind == "error" or value is False for kind, value in dropped), \
+    assert told or any(kind == "error" or value is False for kind, value in dropped), \
         "nothing went wrong without it"
+    record_property("edge_dropped", name)
