@@ -11,9 +11,6 @@
 #include <emmintrin.h>
 #endif
 
-/* From so many bytes of inputs and result on, the result is stored past the caches: they would not
- * hold it until somebody reads it, and a line that is written whole need not be read first. */
-#define PAST_BYTES (8u << 20)
 #define LANES 16u
 #define DEPTH 5u /* binary counter over 16 groups of four inputs */
 
@@ -258,8 +255,7 @@ void kernel_reduce(const struct kernel_reduce *reduce, struct kernel_moved *move
     float level[DEPTH][KERNEL_CHUNK] __attribute__((aligned(64)));
     bool is_direct = reduce->n <= 4 && reduce->outs == 1 && !reduce->accumulate;
     /* Not where the result is read again at once, for its norm. */
-    bool past = is_direct && !reduce->partials &&
-                reduce->count >= PAST_BYTES / sizeof(float) / (reduce->n + 1);
+    bool past = is_direct && !reduce->partials && reduce->past;
 
     for (uint64_t at = 0; at < reduce->count; at += KERNEL_CHUNK) {
         uint64_t rest = reduce->count - at;

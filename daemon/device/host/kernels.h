@@ -34,6 +34,7 @@ struct kernel_reduce {
     uint64_t first, count;  /* elements [first, first+count) of every pointer */
     float scale;
     bool accumulate;                 /* out = out[0] + scale * sum */
+    bool past;                       /* kernel_is_past of the whole op; only a matter of speed */
     struct kernel_partial *partials; /* NULL, or one per chunk of `count` */
 };
 
@@ -47,6 +48,15 @@ void kernel_reduce(const struct kernel_reduce *reduce, struct kernel_moved *move
 void kernel_add(float *out, const float *in, uint64_t count, bool accumulate);
 /* Returns the bytes copied. Regions do not overlap, or are the same (then nothing is copied). */
 uint64_t kernel_copy(void *to, const void *from, uint64_t bytes);
+
+/* From so many bytes on, results are stored past the caches: they would not hold them until somebody
+ * reads them, and a line that is written whole need not be read first. */
+#define KERNEL_PAST_BYTES (8u << 20)
+
+static inline bool kernel_is_past(uint64_t bytes)
+{
+    return bytes >= KERNEL_PAST_BYTES;
+}
 
 static inline uint64_t kernel_chunks(uint64_t count)
 {

@@ -21,6 +21,10 @@ static int local_new(const struct fabric_config *config, struct fabric **ret_fab
 
     if (!fabric)
         return GW_E_NOMEM;
+    if (crew_new(CREW_AUTO, &fabric->crew) < 0) {
+        free(fabric);
+        return GW_E_NOMEM;
+    }
     fabric->config = *config;
     pthread_mutex_init(&fabric->pace_lock, NULL);
     *ret_fabric = (struct fabric *)(void *)fabric;
@@ -41,6 +45,7 @@ static struct fabric *local_free(struct fabric *fabric)
         return NULL;
     drop_partials(local);
     free(local->partials);
+    crew_free(local->crew);
     pthread_mutex_destroy(&local->pace_lock);
     free(local);
     return NULL;

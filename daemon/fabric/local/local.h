@@ -6,6 +6,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "daemon/device/host/crew.h"
 #include "daemon/device/host/kernels.h"
 #include "daemon/fabric/figures.h"
 
@@ -36,6 +37,7 @@ struct local_op {
 
 struct local_fabric {
     struct fabric_config config;
+    struct crew *crew; /* helps all streams */
     struct device_stream *reduce, *control;
     struct device_stream *gather[GW_RANKS_MAX];
     struct local_partials **partials; /* of the step under way, by bucket */
@@ -48,6 +50,13 @@ struct local_fabric {
 /* run.c: stream threads. */
 void local_run(void *arg, void *native);
 uint64_t local_hold(void *arg, uint64_t now_ns);
+void local_count(const struct local_op *op, uint32_t rank, uint64_t moved_bytes);
+
+/* bulk.c: stream threads and their helpers. */
+void local_reduce_scatter(struct local_op *op);
+void local_all_reduce(struct local_op *op);
+void local_all_gather(struct local_op *op);
+void local_gather(struct local_op *op);
 
 /* op.c: loop thread. */
 int local_op_new(struct local_fabric *fabric, const struct fabric_op *from,

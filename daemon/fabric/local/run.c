@@ -1,99 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Carrying out ops, on stream threads: sums, copies, the verdict, and the counters of what these
- * moved. Touches only what the op points to, the counters, and the simulated links' clock.
+ * Carrying out ops, on stream threads: sums and copies (by bulk.c), the verdict, and the counters
+ * of what these moved. Touches only what the op points to, the counters, and the simulated links' clock.
  */
 #include <math.h>
 #include <string.h>
 
 #include "daemon/fabric/local/local.h"
 
-static void count(const struct local_op *op, uint32_t rank, uint64_t moved_bytes)
+void local_count(const struct local_op *op, uint32_t rank, uint64_t moved_bytes)
 {
     figures_count(&op->fabric->counters, &op->op, op->ring_bytes, rank, moved_bytes);
-}
-
-static struct kernel_partial *slice_partials(const struct local_op *op, uint32_t slice)
-{
-    if (!op->partials)
-        return NULL;
-    return op->partials->at + slice * kernel_chunks(op->partials->numel);
-}
-
-static void run_reduce_scatter(struct local_op *op)
-{
-    const struct core_op *what = &op->op;
-
-    for (uint32_t r = 0; r < what->world; r++) {
-        const float *in[GW_RANKS_MAX];
-        struct kernel_moved moved = {0, 0};
-        struct kernel_reduce reduce = {.in = in,
-                                       .n = what->world,
-                                       .out = &op->out[r],
-                                       .outs = 1,
-                                       .count = what->numel,
-                                       .scale = what->scale,
-                                       .accumulate = what->accumulate,
-                                       .partials = slice_partials(op, r)};
-        for (uint32_t q = 0; q < what->world; q++)
-            in[q] = op->in[q] ? op->in[q] + r * what->numel : NULL;
-        kernel_reduce(&reduce, &moved);
-        count(op, what->members[r], moved.read);
-    }
-}
-
-/* The whole is cut into shares of `numel`, so that norm partials fall as in a reduce-scatter; the
- * collectives layer's counts need not be a multiple of the members, then the last shares are
- * short. */
-static void run_all_reduce(struct local_op *op)
-{
-    const struct core_op *what = &op->op;
-    uint64_t total = what->total_numel ? what->total_numel : what->world * what->numel;
-    uint64_t read[GW_RANKS_MAX] = {0}, written = 0;
-
-    for (uint32_t r = 0; r < what->world && r * what->numel < total; r++) {
-        uint64_t first = r * what->numel;
-        struct kernel_moved moved = {0, 0};
-        struct kernel_reduce reduce = {.in = op->in,
-                                       .n = what->world,
-                                       .out = op->out,
-                                       .outs = what->world,
-                                       .first = first,
-                                       .count = total - first < what->numel ? total - first
-                                                                            : what->numel,
-                                       .scale = what->scale,
-                                       .accumulate = what->accumulate,
-                                       .partials = slice_partials(op, r)};
-        kernel_reduce(&reduce, &moved);
-        read[r] = moved.read;
-        written += moved.written / what->world;
-    }
-    for (uint32_t r = 0; r < what->world; r++)
-        count(op, what->members[r], read[r] + written);
-}
-
-static void run_all_gather(struct local_op *op)
-{
-    const struct core_op *what = &op->op;
-
-    for (uint32_t r = 0; r < what->world; r++) {
-        uint64_t moved = 0;
-        for (uint32_t q = 0; q < what->world; q++)
-            moved +=
-                kernel_copy(op->out[r] + q * what->numel, op->in[q], what->numel * sizeof(float));
-        count(op, what->members[r], moved);
-    }
-}
-
-static void run_gather(struct local_op *op)
-{
-    uint64_t moved = 0;
-
-    for (uint32_t i = 0; i < op->segment_count; i++) {
-        const struct fabric_segment *segment = &op->segments[i];
-        moved += kernel_copy(segment->to, segment->from, segment->bytes);
-    }
-    count(op, op->op.rank, moved);
 }
 
 static void run_broadcast(struct local_op *op)
@@ -104,14 +21,14 @@ static void run_broadcast(struct local_op *op)
         uint64_t moved = 0;
         if (what->members[r] != what->rank)
             moved = kernel_copy(op->out[r], op->in[0], what->numel * sizeof(float));
-        count(op, what->members[r], moved);
+        local_count(op, what->members[r], moved);
     }
 }
 
 static void run_barrier(struct local_op *op)
 {
     for (uint32_t r = 0; r < op->op.world; r++)
-        count(op, op->op.members[r], 0);
+        local_count(op, op->op.members[r], 0);
 }
 
 /* ---- verdict --------------------------------------------------------------------------------- */
@@ -179,7 +96,7 @@ static void run_verdict(struct local_op *op)
         uint64_t moved = 0;
         if (op->boards[r])
             moved = write_board(op->boards[r], &verdict, what->used_bits, op->params);
-        count(op, what->members[r], moved);
+        local_count(op, what->members[r], moved);
     }
 }
 
@@ -190,16 +107,16 @@ void local_run(void *arg, void *native)
     (void)native;
     switch ((enum core_op_kind)op->op.kind) {
     case CORE_OP_REDUCE_SCATTER:
-        run_reduce_scatter(op);
+        local_reduce_scatter(op);
         break;
     case CORE_OP_ALL_REDUCE:
-        run_all_reduce(op);
+        local_all_reduce(op);
         break;
     case CORE_OP_ALL_GATHER:
-        run_all_gather(op);
+        local_all_gather(op);
         break;
     case CORE_OP_GATHER:
-        run_gather(op);
+        local_gather(op);
         break;
     case CORE_OP_BROADCAST:
         run_broadcast(op);

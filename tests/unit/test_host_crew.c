@@ -1,0 +1,209 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Helpers of stream threads: every block once, several works at a time; and sums that are shared
+ * have the bits of those that are not. Also run under ThreadSanitizer.
+ * ctest: label=tsan timeout=60
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/device/host/crew.h"
+#include "daemon/device/host/kernels.h"
+#include "daemon/fabric/fabric.h"
+
+#define BLOCKS 1000u
+#define ROUNDS 50u
+#define CALLERS 4u
+
+struct caller {
+    struct crew *crew;
+    pthread_t thread;
+    _Atomic uint32_t times[BLOCKS];
+    uint32_t plain[BLOCKS]; /* seen by the caller without an atomic */
+    uint64_t blocks;
+};
+
+static void mark(void *arg, uint64_t block)
+{
+    struct caller *caller = arg;
+
+    atomic_fetch_add(&caller->times[block], 1);
+    caller->plain[block]++;
+}
+
+static void *call(void *arg)
+{
+    struct caller *caller = arg;
+
+    for (uint32_t round = 0; round < ROUNDS; round++) {
+        crew_run(caller->crew, mark, caller, caller->blocks);
+        for (uint64_t i = 0; i < caller->blocks; i++)
+            if (caller->plain[i] != round + 1)
+                return caller;
+    }
+    return NULL;
+}
+
+static void every_block_runs_once(void **state)
+{
+    static const uint32_t helpers[] = {0, 1, 3};
+
+    (void)state;
+    for (size_t h = 0; h < sizeof(helpers) / sizeof(helpers[0]); h++) {
+        struct caller *callers = calloc(CALLERS, sizeof(*callers));
+        struct crew *crew;
+        assert_int_equal(crew_new(helpers[h], &crew), 0);
+        for (uint32_t i = 0; i < CALLERS; i++) {
+            callers[i].crew = crew;
+            callers[i].blocks = i == 0 ? 1 : i == 1 ? 2 : BLOCKS - i;
+            assert_int_equal(pthread_create(&callers[i].thread, NULL, call, &callers[i]), 0);
+        }
+        for (uint32_t i = 0; i < CALLERS; i++) {
+            void *bad;
+            pthread_join(callers[i].thread, &bad);
+            assert_null(bad);
+            for (uint64_t b = 0; b < BLOCKS; b++)
+                assert_int_equal(callers[i].times[b], b < callers[i].blocks ? ROUNDS : 0);
+        }
+        assert_null(crew_free(crew));
+        free(callers);
+    }
+}
+
+static void no_blocks_are_no_work(void **state)
+{
+    struct crew *crew;
+
+    (void)state;
+    assert_int_equal(crew_new(2, &crew), 0);
+    crew_run(crew, mark, NULL, 0);
+    assert_null(crew_free(crew));
+    assert_null(crew_free(NULL));
+}
+
+/* ---- shared ops ------------------------------------------------------------------------------ */
+
+#define WORLD 3u
+#define SLICE (5u * 16u * KERNEL_CHUNK + 4321u) /* blocks, a chunk, and a part of one */
+#define WHOLE (WORLD * SLICE)
+
+static const uint32_t members[WORLD] = {0, 1, 2};
+static float input[WORLD][WHOLE], output[WORLD][WHOLE], expected[WHOLE];
+
+static void on_wake(void *user)
+{
+    (void)user;
+}
+
+static void run_op(struct core_op *op, struct fabric_op *to)
+{
+    struct device *device;
+    struct fabric *fabric;
+    struct device_done done;
+    struct gw_counters counters[GW_KINDS];
+
+    assert_int_equal(device_host.device_new(&(struct device_config){on_wake, NULL}, &device), 0);
+    assert_int_equal(
+        fabric_local.fabric_new(
+            &(struct fabric_config){.device_ops = &device_host, .device = device, .world = WORLD},
+            &fabric),
+        0);
+    op->id = 1;
+    op->members = members;
+    op->world = WORLD;
+    op->scale = 0.3f;
+    to->op = op;
+    assert_int_equal(fabric_local.launch(fabric, to), 0);
+    device_host.drain(device);
+    assert_true(device_host.take_done(device, &done));
+    assert_false(done.failed);
+    fabric_local.counters(fabric, 1, counters);
+    assert_int_equal(counters[op->traffic].calls, 1);
+    assert_null(device_host.device_free(device));
+    assert_null(fabric_local.fabric_free(fabric));
+}
+
+static int fill(void **state)
+{
+    uint32_t bits = 12345;
+
+    (void)state;
+    for (uint32_t r = 0; r < WORLD; r++)
+        for (uint32_t i = 0; i < WHOLE; i++) {
+            bits = bits * 1664525u + 1013904223u;
+            input[r][i] = (float)(int32_t)bits * 1e-6f;
+        }
+    for (uint32_t i = 0; i < WHOLE; i++) {
+        volatile float sum = input[0][i] + input[1][i];
+        sum = sum + input[2][i];
+        sum = sum * 0.3f;
+        expected[i] = sum;
+    }
+    return 0;
+}
+
+static void shared_sums_have_the_same_bits(void **state)
+{
+    const float *in[WORLD] = {input[0], input[1], input[2]};
+    float *out[WORLD] = {output[0], output[1], output[2]};
+    struct core_op scatter = {
+        .kind = CORE_OP_REDUCE_SCATTER, .numel = SLICE, .traffic = GW_KIND_REDUCE_SCATTER};
+    struct core_op reduce = {.kind = CORE_OP_ALL_REDUCE,
+                             .numel = SLICE,
+                             .total_numel = WHOLE - 7,
+                             .traffic = GW_KIND_ALL_REDUCE};
+
+    (void)state;
+    run_op(&scatter, &(struct fabric_op){.in = in, .out = out});
+    for (uint32_t r = 0; r < WORLD; r++)
+        assert_memory_equal(output[r], expected + r * SLICE, SLICE * sizeof(float));
+    memset(output, 0, sizeof(output));
+    run_op(&reduce, &(struct fabric_op){.in = in, .out = out});
+    for (uint32_t r = 0; r < WORLD; r++) {
+        assert_memory_equal(output[r], expected, (WHOLE - 7) * sizeof(float));
+        assert_true(output[r][WHOLE - 7] == 0.0f);
+    }
+}
+
+static void shared_copies_are_whole(void **state)
+{
+    const float *in[WORLD] = {input[0], input[1], input[2]};
+    float *out[WORLD] = {output[0], output[1], output[2]};
+    struct core_op all = {
+        .kind = CORE_OP_ALL_GATHER, .numel = SLICE, .traffic = GW_KIND_ALL_GATHER};
+    struct core_op one = {
+        .kind = CORE_OP_GATHER, .rank = 1, .numel = SLICE, .traffic = GW_KIND_ALL_GATHER};
+    struct fabric_segment segments[3] = {{output[0] + 1, input[0], SLICE * sizeof(float)},
+                                         {output[1], input[1], 0},
+                                         {output[2], input[2], WHOLE * sizeof(float)}};
+
+    (void)state;
+    run_op(&all, &(struct fabric_op){.in = in, .out = out});
+    for (uint32_t r = 0; r < WORLD; r++)
+        for (uint32_t q = 0; q < WORLD; q++)
+            assert_memory_equal(output[r] + q * SLICE, input[q], SLICE * sizeof(float));
+    memset(output, 0, sizeof(output));
+    run_op(&one, &(struct fabric_op){.segments = segments, .segment_count = 3});
+    assert_memory_equal(output[0] + 1, input[0], SLICE * sizeof(float));
+    assert_memory_equal(output[2], input[2], sizeof(output[2]));
+    assert_true(output[0][0] == 0.0f && output[0][SLICE + 1] == 0.0f && output[1][0] == 0.0f);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_block_runs_once),
+        cmocka_unit_test(no_blocks_are_no_work),
+        cmocka_unit_test(shared_sums_have_the_same_bits),
+        cmocka_unit_test(shared_copies_are_whole),
+    };
+
+    return cmocka_run_group_tests(tests, fill, NULL);
+}
