@@ -100,6 +100,26 @@ class Gpu:
         self.memory.discard(address)
         self.do("cuMemFree_v2", C.c_uint64(address))
 
+    def segment(self, nbytes):
+        """Address and bytes of memory that has no IPC handle, as expandable segments have none."""
+        # CUmemAllocationProp: pinned, no handle type, on this device
+        prop = struct.pack("=IIIIQQ", 1, 0, 1, self.ordinal, 0, 0)
+        access = struct.pack("=III", 1, self.ordinal, 3)  # CUmemAccessDesc: read and write
+        unit, handle, address = C.c_size_t(), C.c_uint64(), C.c_uint64()
+        self.do("cuMemGetAllocationGranularity", C.byref(unit), prop, 0)
+        size = C.c_size_t(-(-nbytes // unit.value) * unit.value)
+        self.do("cuMemCreate", C.byref(handle), size, prop, C.c_uint64(0))
+        self.do("cuMemAddressReserve", C.byref(address), size, C.c_size_t(0), C.c_uint64(0),
+                C.c_uint64(0))
+        self.do("cuMemMap", address, size, C.c_size_t(0), handle, C.c_uint64(0))
+        self.do("cuMemSetAccess", address, size, access, C.c_size_t(1))
+        self.do("cuMemRelease", handle)
+        return address.value, size.value
+
+    def segment_free(self, address, size):
+        self.do("cuMemUnmap", C.c_uint64(address), C.c_size_t(size))
+        self.do("cuMemAddressFree", C.c_uint64(address), C.c_size_t(size))
+
     def put(self, address, data, stream=None):
         self.do("cuMemcpyHtoDAsync_v2", C.c_uint64(address), data, C.c_size_t(len(data)),
                 stream or self.stream)

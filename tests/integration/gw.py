@@ -139,6 +139,13 @@ def on_cuda():
     return os.environ.get("GW_TEST_DEVICE") == "cuda"
 
 
+def use_gpu(ordinal):
+    """This process's rank computes there; modulo the number of GPUs."""
+    global GPU
+    import gpu  # pylint: disable=import-outside-toplevel
+    GPU = gpu.Gpu(ordinal, call)
+
+
 def device_floats(address):
     """An array in this rank's GPU."""
     return GPU.floats(address)
@@ -206,11 +213,9 @@ class Job:
     """One rank's handle; every method is one library call."""
 
     def __init__(self, rank, world, id_path=None, socket=None, job_id=None, **options):
-        global GPU
         self.rank, self.world, self.handle = rank, world, C.c_void_p()
         if on_cuda() and GPU is None:
-            import gpu  # pylint: disable=import-outside-toplevel
-            GPU = gpu.Gpu(rank, call)
+            use_gpu(rank)
         if "name" in options:
             options["name"] = options["name"].encode()
         o = JobOptions(struct_size=C.sizeof(JobOptions), rank=rank, world=world,
