@@ -384,7 +384,7 @@ static void act(struct sim *sim, struct sim_client *client, const struct sim_act
 /* The engine reads what a client had sent before it says that the client is gone; else an update
  * whose commit still lay in the socket would count as torn. (That it is never taken for whole does
  * not hang on this: stop_unread.) */
-static void die(struct sim *sim, struct sim_client *client)
+void client_die(struct sim *sim, struct sim_client *client)
 {
     const struct core_event lost = {.kind = CORE_EV_LOST, .rank = client->rank, .text = "killed"};
 
@@ -401,7 +401,7 @@ void client_act(struct sim *sim, struct sim_client *client)
     bool may;
 
     if (stopped(sim, client) && sim->plan->stop_is_loss) {
-        die(sim, client);
+        client_die(sim, client);
         return;
     }
     may =

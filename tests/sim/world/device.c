@@ -86,6 +86,19 @@ static void count(struct sim *sim, const struct core_op *op)
         sim->result->reductions[op->bucket]++;
 }
 
+/* The order is the contract's: the same whoever came first. */
+static void note_order(struct sim *sim, const struct core_op *op)
+{
+    uint64_t *order = &sim->launches[0];
+
+    if (op->kind == CORE_OP_GATHER)
+        order = &sim->launches[1 + op->rank];
+    else if (op->kind != CORE_OP_REDUCE_SCATTER && op->kind != CORE_OP_ALL_REDUCE &&
+             op->kind != CORE_OP_VERDICT)
+        return;
+    *order = sim_hash(*order, op->kind, op->bucket, op->step, op->accumulate);
+}
+
 void device_launch(struct sim *sim, const struct core_op *op)
 {
     struct sim_stream *stream = &sim->streams[stream_of(op)];
@@ -117,6 +130,7 @@ void device_launch(struct sim *sim, const struct core_op *op)
     }
     copy_op(sim, op, &mine->op);
     count(sim, op);
+    note_order(sim, op);
     *stream->end = mine;
     stream->end = &mine->next;
 }

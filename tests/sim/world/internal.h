@@ -207,6 +207,8 @@ struct sim {
     struct sim_op *done, **done_end; /* executed, the core has not heard yet */
     struct sim_signal *signals;
     uint64_t launched;
+    uint64_t launches[1 + SIM_RANKS_MAX]; /* orders so far: reductions and verdicts; gathers of each
+                                           * rank */
     bool *executed; /* by op id */
     uint64_t executed_room;
     double *partials; /* by bucket: squares of what was reduced last */
@@ -215,7 +217,26 @@ struct sim {
     struct sim_client clients[SIM_RANKS_MAX];
 };
 
-/* sim.c */
+/* ---- sim.c ----------------------------------------------------------------------------------- */
+
+enum sim_what { WHAT_CLIENT, WHAT_WIRE, WHAT_QUEUE, WHAT_STREAM, WHAT_REPORT };
+
+struct sim_choice { /* something that can happen next */
+    enum sim_what what;
+    uint32_t which, weight;
+};
+
+#define SIM_CHOICES_MAX (SIM_RANKS_MAX * (2 + SIM_QUEUES) + SIM_STREAMS + 1)
+
+/* A run in parts, for explore.c: the clients have not done anything yet. */
+struct sim *sim_open(const struct sim_plan *plan, struct sim_result *result);
+struct sim *sim_close(struct sim *sim);
+/* All that can happen next, always in the same order. 0: nothing can. */
+uint32_t sim_choices(struct sim *sim, struct sim_choice *choices);
+void sim_take(struct sim *sim, const struct sim_choice *choice);
+/* By the draw, up to the end; and what is checked there. */
+void sim_go_on(struct sim *sim);
+void sim_finish(struct sim *sim);
 void sim_fail(struct sim *sim, const char *format, ...) __attribute__((format(printf, 2, 3)));
 uint32_t sim_draw(struct sim *sim, uint32_t below);
 
@@ -255,6 +276,8 @@ void trace_item(const struct sim *sim, const struct sim_client *client, uint32_t
 void client_start(struct sim *sim, struct sim_client *client, uint32_t rank);
 bool client_can_act(struct sim *sim, struct sim_client *client);
 void client_act(struct sim *sim, struct sim_client *client);
+/* The rank is lost: the core hears of it after all that the client had sent. */
+void client_die(struct sim *sim, struct sim_client *client);
 void client_deliver(struct sim *sim, struct sim_client *client); /* oldest message to the core */
 void client_reply(struct sim *sim, const struct core_effect *effect);
 void client_free(struct sim_client *client);

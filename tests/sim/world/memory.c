@@ -51,6 +51,16 @@ static void build_one(struct sim *sim, enum gw_arena_kind kind, int rank)
         memset(arena->data, 0, bytes);
 }
 
+/* Of a whole parameter: runs are short and many, and all of it is zeroed each time. */
+static uint64_t staging_bytes(const struct sim_plan *plan)
+{
+    uint64_t numel = 1;
+
+    for (uint32_t p = 0; p < plan->param_count; p++)
+        numel = plan->params[p].numel > numel ? plan->params[p].numel : numel;
+    return numel * sizeof(float);
+}
+
 void memory_build(struct sim *sim)
 {
     for (int rank = -1; rank < (int)sim->plan->world; rank++) {
@@ -60,7 +70,7 @@ void memory_build(struct sim *sim)
                 build_one(sim, (enum gw_arena_kind)kind, rank);
         }
         if (rank >= 0 && !find(sim, GW_ARENA_STAGING, rank, 0))
-            memory_add(sim, GW_ARENA_STAGING, rank, 0, GW_STAGING_BYTES);
+            memory_add(sim, GW_ARENA_STAGING, rank, 0, staging_bytes(sim->plan));
     }
 }
 

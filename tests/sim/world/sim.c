@@ -33,13 +33,6 @@ uint32_t sim_draw(struct sim *sim, uint32_t below)
 
 /* ---- the draw -------------------------------------------------------------------------------- */
 
-enum what { WHAT_CLIENT, WHAT_WIRE, WHAT_QUEUE, WHAT_STREAM, WHAT_REPORT };
-
-struct choice {
-    enum what what;
-    uint32_t which, weight;
-};
-
 static uint32_t weight(uint32_t speed)
 {
     return speed ? speed : 10;
@@ -76,35 +69,58 @@ static void check_deaf(struct sim *sim)
         say_stuck(sim);
 }
 
-static uint32_t list_choices(struct sim *sim, struct choice *choices)
+uint32_t sim_choices(struct sim *sim, struct sim_choice *choices)
 {
     const struct sim_plan *plan = sim->plan;
     uint32_t count = 0;
 
     for (uint32_t r = 0; r < plan->world; r++) {
         if (client_can_act(sim, &sim->clients[r]))
-            choices[count++] = (struct choice){WHAT_CLIENT, r, weight(plan->client_speed[r])};
+            choices[count++] = (struct sim_choice){WHAT_CLIENT, r, weight(plan->client_speed[r])};
         if (sim->clients[r].out && !sim->clients[r].gone && !sim->broken)
-            choices[count++] = (struct choice){WHAT_WIRE, r, weight(plan->wire_speed[r])};
+            choices[count++] = (struct sim_choice){WHAT_WIRE, r, weight(plan->wire_speed[r])};
         for (uint32_t q = 0; q < SIM_QUEUES; q++) {
             if (stream_can_run(sim, &sim->clients[r], q))
-                choices[count++] = (struct choice){WHAT_QUEUE, r * SIM_QUEUES + q,
-                                                   weight(plan->stream_speed[r])};
+                choices[count++] = (struct sim_choice){WHAT_QUEUE, r * SIM_QUEUES + q,
+                                                       weight(plan->stream_speed[r])};
         }
     }
     for (uint32_t s = 0; s < CORE_STREAM_GATHER + plan->world; s++) {
         if (device_can_run(sim, s))
-            choices[count++] = (struct choice){WHAT_STREAM, s, stream_speed(plan, s)};
+            choices[count++] = (struct sim_choice){WHAT_STREAM, s, stream_speed(plan, s)};
     }
     if (sim->done && (!plan->deaf || !count))
-        choices[count++] = (struct choice){WHAT_REPORT, 0, weight(plan->done_speed)};
+        choices[count++] = (struct sim_choice){WHAT_REPORT, 0, weight(plan->done_speed)};
     return count;
+}
+
+void sim_take(struct sim *sim, const struct sim_choice *choice)
+{
+    switch (choice->what) {
+    case WHAT_CLIENT:
+        client_act(sim, &sim->clients[choice->which]);
+        break;
+    case WHAT_WIRE:
+        client_deliver(sim, &sim->clients[choice->which]);
+        break;
+    case WHAT_QUEUE:
+        stream_run(sim, &sim->clients[choice->which / SIM_QUEUES], choice->which % SIM_QUEUES);
+        break;
+    case WHAT_STREAM:
+        device_run(sim, choice->which);
+        break;
+    case WHAT_REPORT:
+        if (sim->plan->deaf)
+            check_deaf(sim);
+        device_report(sim);
+        break;
+    }
 }
 
 static bool draw(struct sim *sim)
 {
-    struct choice choices[SIM_RANKS_MAX * (2 + SIM_QUEUES) + SIM_STREAMS + 1];
-    uint32_t count = list_choices(sim, choices), total = 0, at = 0, drawn;
+    struct sim_choice choices[SIM_CHOICES_MAX];
+    uint32_t count = sim_choices(sim, choices), total = 0, at = 0, drawn;
 
     if (!count)
         return false;
@@ -115,26 +131,7 @@ static bool draw(struct sim *sim)
         drawn -= choices[at++].weight;
     sim->now_ns += sim_draw(sim, 2000);
     sim->result->draws++;
-    switch (choices[at].what) {
-    case WHAT_CLIENT:
-        client_act(sim, &sim->clients[choices[at].which]);
-        break;
-    case WHAT_WIRE:
-        client_deliver(sim, &sim->clients[choices[at].which]);
-        break;
-    case WHAT_QUEUE:
-        stream_run(sim, &sim->clients[choices[at].which / SIM_QUEUES],
-                   choices[at].which % SIM_QUEUES);
-        break;
-    case WHAT_STREAM:
-        device_run(sim, choices[at].which);
-        break;
-    case WHAT_REPORT:
-        if (sim->plan->deaf)
-            check_deaf(sim);
-        device_report(sim);
-        break;
-    }
+    sim_take(sim, &choices[at]);
     return true;
 }
 
@@ -240,11 +237,10 @@ static void gather_figures(struct sim *sim)
     }
 }
 
-static void run(struct sim *sim)
+void sim_go_on(struct sim *sim)
 {
     uint32_t jumps = 0;
 
-    start_clients(sim);
     while (!sim->failed && sim->result->draws < DRAWS_MAX) {
         if (sim->broken && sim->plan->rejoin && !sim->rejoined)
             rejoin(sim);
@@ -255,6 +251,11 @@ static void run(struct sim *sim)
     }
     if (sim->result->draws == DRAWS_MAX)
         sim_fail(sim, "no end after %u draws", DRAWS_MAX);
+    sim_finish(sim);
+}
+
+void sim_finish(struct sim *sim)
+{
     gather_figures(sim);
     if (sim->failed || sim->broken)
         return;
@@ -266,7 +267,7 @@ static void run(struct sim *sim)
     leave(sim);
 }
 
-static void sim_free(struct sim *sim)
+struct sim *sim_close(struct sim *sim)
 {
     for (uint32_t r = 0; r < SIM_RANKS_MAX; r++) {
         client_free(&sim->clients[r]);
@@ -282,18 +283,19 @@ static void sim_free(struct sim *sim)
     free(sim->partials);
     free(sim->nonfinite);
     free(sim);
+    return NULL;
 }
 
-void sim_run(const struct sim_plan *plan, struct sim_result *ret_result)
+struct sim *sim_open(const struct sim_plan *plan, struct sim_result *result)
 {
     struct sim *sim = calloc(1, sizeof(*sim));
     struct core_config config = plan->config;
 
     if (!sim)
         abort();
-    memset(ret_result, 0, sizeof(*ret_result));
+    memset(result, 0, sizeof(*result));
     sim->plan = plan;
-    sim->result = ret_result;
+    sim->result = result;
     sim->now_ns = 1000000;
     sim->random = plan->seed;
     sim->done_end = &sim->done;
@@ -304,8 +306,17 @@ void sim_run(const struct sim_plan *plan, struct sim_result *ret_result)
     if (core_new(&config, &sim->core) < 0)
         sim_fail(sim, "core_new");
     else
-        run(sim);
-    sim_free(sim);
+        start_clients(sim);
+    return sim;
+}
+
+void sim_run(const struct sim_plan *plan, struct sim_result *ret_result)
+{
+    struct sim *sim = sim_open(plan, ret_result);
+
+    if (!sim->failed)
+        sim_go_on(sim);
+    sim_close(sim);
 }
 
 /* ---- plans ----------------------------------------------------------------------------------- */

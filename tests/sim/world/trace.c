@@ -21,7 +21,11 @@ static const char *message_name(uint16_t type)
 
 static bool tracing(void)
 {
-    return getenv("GW_SIM_TRACE") != NULL;
+    static int on = -1;
+
+    if (on < 0)
+        on = getenv("GW_SIM_TRACE") != NULL;
+    return on > 0;
 }
 
 void trace_event(const struct sim *sim, const struct core_event *event)

@@ -1,0 +1,201 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Every interleaving of small worlds (explore.h): 2 or 3 ranks, three buckets, all stages, both
+ * modes of accumulation, clients on the host and with streams. The states visited are printed.
+ *
+ * No symmetry of ranks is used: rank 0 records the order of launches, and each rank owns other
+ * slices, so that no two states are the same but for their ranks' names.
+ *
+ * ctest: timeout=400 link=gw_sim
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include <cmocka.h>
+
+#include "tests/sim/world/explore.h"
+
+/* A bucket takes two elements: a0 and a1, b, c and padding. Units are the three letters. */
+static const struct layout_param three[] = {
+    {"a0", "a", 1, 0}, {"a1", "a", 1, 0}, {"b", "b", 2, 0}, {"c", "c", 1, 0}};
+
+struct world {
+    const char *what;
+    uint32_t stage, accumulate, ranks, steps, params, micro_steps;
+    bool fetch, streams, reports, losses;
+    uint32_t ring_slots, unused;
+};
+
+#define LOCAL GW_ACCUMULATE_LOCAL
+#define SHARD GW_ACCUMULATE_SHARD
+
+static void explore_world(const struct world *world)
+{
+    struct sim_plan plan =
+        sim_plan_default(1, world->stage, world->ranks, three, world->params);
+    struct explore explore = {.plan = &plan,
+                              .reports = world->reports,
+                              .losses = world->losses,
+                              .ahead = 2,
+                              .states_max = 60000};
+
+    plan.seal.bucket_bytes = 8;
+    plan.seal.accumulate = world->accumulate;
+    plan.seal.micro_steps = world->micro_steps;
+    plan.seal.ring_slots = world->ring_slots;
+    plan.steps = world->steps;
+    plan.fetch = world->fetch;
+    plan.streams = world->streams;
+    plan.unused = world->unused;
+    plan.config.device = world->streams ? GW_DEVICE_CUDA : GW_DEVICE_HOST;
+    explore_run(&explore);
+    printf("stage %u %s, %u ranks, %u steps of %u, %s%s: %u states, %u edges, %u ends, depth %u",
+           world->stage, world->accumulate == LOCAL ? "local" : "shard", world->ranks,
+           world->steps, world->micro_steps, world->what, world->streams ? ", streams" : "",
+           explore.states, explore.edges, explore.ends, explore.depth);
+    if (world->losses)
+        printf(", %u losses (%u torn)", explore.went_on + explore.torn, explore.torn);
+    printf("\n");
+    fflush(stdout);
+    assert_string_equal(explore.error, "");
+    assert_true(explore.ends > 0);
+    /* Nearly every state is reached in several ways: else the dump would tell too much apart. */
+    assert_true(explore.merges > explore.states / 4);
+}
+
+static void explore_all(const struct world *worlds, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        explore_world(&worlds[i]);
+}
+
+#define EXPLORE(worlds) explore_all(worlds, sizeof(worlds) / sizeof((worlds)[0]))
+
+static void test_gradients_and_updates(void **state)
+{
+    static const struct world worlds[] = {
+        {"updates", 0, LOCAL, 2, 2, 4, 1, .ring_slots = 3},
+        {"updates", 0, SHARD, 2, 2, 4, 1, .ring_slots = 3},
+        {"updates", 1, LOCAL, 2, 2, 4, 1, .ring_slots = 3},
+        {"updates", 1, SHARD, 2, 2, 4, 1, .ring_slots = 3},
+        {"updates", 2, LOCAL, 2, 2, 4, 1, .ring_slots = 3},
+        {"updates", 2, SHARD, 2, 1, 4, 1, .ring_slots = 3},
+        {"updates", 3, LOCAL, 2, 2, 4, 1, .ring_slots = 3},
+        {"updates", 3, SHARD, 2, 1, 4, 1, .ring_slots = 3},
+        {"updates", 1, LOCAL, 3, 1, 4, 1, .ring_slots = 3},
+        {"updates", 2, SHARD, 3, 1, 3, 1, .ring_slots = 3},
+    };
+
+    (void)state;
+    EXPLORE(worlds);
+}
+
+static void test_micro_steps(void **state)
+{
+    static const struct world worlds[] = {
+        {"unused gradients", 0, LOCAL, 2, 1, 4, 2, .ring_slots = 3, .unused = 300},
+        {"unused gradients", 0, SHARD, 2, 1, 4, 2, .ring_slots = 3, .unused = 300},
+        {"unused gradients", 1, LOCAL, 2, 1, 4, 2, .ring_slots = 3, .unused = 300},
+        {"unused gradients", 1, SHARD, 2, 1, 4, 2, .ring_slots = 3, .unused = 300},
+        {"unused gradients", 2, LOCAL, 2, 1, 4, 2, .ring_slots = 3, .unused = 300},
+        {"unused gradients", 2, SHARD, 2, 1, 3, 2, .ring_slots = 2, .unused = 300},
+        {"unused gradients", 3, SHARD, 2, 1, 3, 2, .ring_slots = 2, .unused = 300},
+    };
+
+    (void)state;
+    EXPLORE(worlds);
+}
+
+/* One slot for three buckets: whoever finds it taken asks, and is answered or given another. */
+static void test_slots(void **state)
+{
+    static const struct world worlds[] = {
+        {"one slot", 2, SHARD, 2, 1, 4, 1, .ring_slots = 1, .reports = true},
+        {"one slot", 3, SHARD, 2, 1, 4, 1, .ring_slots = 1},
+    };
+
+    (void)state;
+    EXPLORE(worlds);
+}
+
+static void test_fetches(void **state)
+{
+    static const struct world worlds[] = {
+        {"fetches", 0, LOCAL, 2, 2, 4, 1, .fetch = true, .ring_slots = 3},
+        {"fetches", 1, LOCAL, 2, 2, 4, 1, .fetch = true, .ring_slots = 3},
+        {"fetches", 2, SHARD, 2, 1, 4, 1, .fetch = true, .ring_slots = 3},
+        {"fetches", 3, LOCAL, 2, 2, 4, 1, .fetch = true, .ring_slots = 3},
+        {"fetches", 3, SHARD, 2, 1, 4, 1, .fetch = true, .ring_slots = 3},
+    };
+
+    (void)state;
+    EXPLORE(worlds);
+}
+
+static void test_streams(void **state)
+{
+    static const struct world worlds[] = {
+        {"updates", 0, LOCAL, 2, 2, 3, 1, .streams = true, .ring_slots = 3},
+        {"updates", 1, LOCAL, 2, 1, 4, 1, .streams = true, .ring_slots = 3},
+        {"updates", 2, SHARD, 2, 1, 4, 1, .streams = true, .ring_slots = 1},
+        {"fetches", 1, LOCAL, 2, 2, 3, 1, .streams = true, .fetch = true, .ring_slots = 3},
+        {"fetches", 3, LOCAL, 2, 2, 3, 1, .streams = true, .fetch = true, .ring_slots = 3},
+    };
+
+    (void)state;
+    EXPLORE(worlds);
+}
+
+/* In each state each rank dies: all hear of it, come again, and training ends right, or the job
+ * says that a shard is torn. */
+static void test_losses(void **state)
+{
+    static const struct world worlds[] = {
+        {"losses", 0, LOCAL, 2, 2, 3, 1, .losses = true, .ring_slots = 3},
+        {"losses", 1, LOCAL, 2, 2, 3, 1, .losses = true, .ring_slots = 3},
+        {"losses", 2, SHARD, 2, 1, 3, 1, .losses = true, .ring_slots = 2},
+        {"losses", 3, LOCAL, 2, 1, 3, 1, .losses = true, .fetch = true, .ring_slots = 3},
+    };
+
+    (void)state;
+    EXPLORE(worlds);
+}
+
+/* A client that breaks a rule of its own, in no more than one interleaving, is caught. */
+static void test_broken_rules_are_found(void **state)
+{
+    static const uint32_t rules[] = {SIM_DROP_BUFFER_CONSUMED, SIM_DROP_VERDICT_READ,
+                                     SIM_DROP_GATHERED};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(rules) / sizeof(rules[0]); i++) {
+        struct sim_plan plan = sim_plan_default(1, 1, 2, three, 3);
+        struct explore explore = {.plan = &plan, .states_max = 60000};
+
+        plan.seal.bucket_bytes = 8;
+        plan.seal.micro_steps = 2;
+        plan.steps = 2;
+        plan.fetch = true;
+        plan.drop_client = rules[i];
+        explore_run(&explore);
+        assert_true(explore.error[0]);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_gradients_and_updates),
+        cmocka_unit_test(test_micro_steps),
+        cmocka_unit_test(test_slots),
+        cmocka_unit_test(test_fetches),
+        cmocka_unit_test(test_streams),
+        cmocka_unit_test(test_losses),
+        cmocka_unit_test(test_broken_rules_are_found),
+    };
+
+    return cmocka_run_group_tests_name("sim_small_world", tests, NULL, NULL);
+}

@@ -1,0 +1,366 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The canonical dump: a hash of all that decides how a simulated job goes on and what has come of
+ * it so far. Two histories that lead to the same dump are one state (explore.c checks that).
+ *
+ * Left out is what no decision hangs on: times (explore.c holds the clock), request numbers, and
+ * ids of ops. An op is named by what it does, and 0 once the core knows it as done: then it treats
+ * it like no op at all. A rank's plan of gathers follows from its calls and how many of them are
+ * served. Reads the core's insides, and changes nothing. One thread.
+ */
+#include "daemon/core/core_internal.h"
+#include "daemon/core/zero_internal.h"
+#include "tests/sim/world/explore.h"
+#include "tests/sim/world/internal.h"
+
+#define OPS_MAX 512u
+
+struct dump {
+    const struct sim *sim;
+    uint64_t hash;
+    uint32_t ops;
+    uint64_t ids[OPS_MAX], names[OPS_MAX]; /* of all that are queued, or done and not reported */
+};
+
+static uint64_t mix(uint64_t hash, uint64_t value)
+{
+    hash = (hash ^ value) * 0x9e3779b97f4a7c15ull;
+    return hash ^ (hash >> 29);
+}
+
+static void add(struct dump *dump, uint64_t value)
+{
+    dump->hash = mix(dump->hash, value);
+}
+
+static uint64_t mix_bytes(uint64_t hash, const void *data, size_t bytes)
+{
+    const uint8_t *at = data;
+    uint64_t word;
+
+    for (; bytes >= sizeof(word); bytes -= sizeof(word), at += sizeof(word)) {
+        __builtin_memcpy(&word, at, sizeof(word));
+        hash = mix(hash, word);
+    }
+    while (bytes-- > 0)
+        hash = mix(hash, *at++);
+    return hash;
+}
+
+static void add_bytes(struct dump *dump, const void *data, size_t bytes)
+{
+    dump->hash = mix_bytes(dump->hash, data, bytes);
+}
+
+/* ---- ops ------------------------------------------------------------------------------------- */
+
+static uint64_t ref_name(uint64_t hash, const struct core_ref *ref)
+{
+    hash = mix(hash, ref->kind);
+    hash = mix(hash, (uint64_t)(int64_t)ref->rank);
+    return mix(mix(hash, ref->index), ref->offset_bytes);
+}
+
+static uint64_t op_name(const struct core_op *op)
+{
+    bool one_in = op->kind == CORE_OP_LOCAL_ADD;
+    bool one_out = one_in || op->kind == CORE_OP_ZERO || op->kind == CORE_OP_GATHER;
+    uint64_t hash = mix(mix(op->kind, op->stream), op->rank);
+
+    hash = mix(mix(mix(hash, op->bucket), op->bucket_count), op->step);
+    hash = mix(mix(mix(hash, op->accumulate), op->measure), op->numel);
+    for (uint32_t i = 0; op->in && i < (one_in ? 1 : op->world); i++)
+        hash = ref_name(hash, &op->in[i]);
+    for (uint32_t i = 0; op->out && i < (one_out ? 1 : op->world); i++)
+        hash = ref_name(hash, &op->out[i]);
+    for (uint32_t i = 0; i < op->wait_count; i++)
+        hash = mix(mix(mix(hash, op->waits[i].rank), op->waits[i].index), op->waits[i].value);
+    for (uint32_t i = 0; i < op->signal_count; i++)
+        hash = mix(mix(mix(hash, op->signals[i].rank), op->signals[i].timeline),
+                   op->signals[i].value);
+    return mix(hash, op->used_params);
+}
+
+static void name_ops(struct dump *dump, const struct sim_op *op)
+{
+    for (; op && dump->ops < OPS_MAX; op = op->next) {
+        dump->ids[dump->ops] = op->op.id;
+        dump->names[dump->ops++] = op_name(&op->op);
+    }
+}
+
+static uint64_t name_of(const struct dump *dump, uint64_t id)
+{
+    for (uint32_t i = 0; i < dump->ops; i++) {
+        if (dump->ids[i] == id)
+            return dump->names[i];
+    }
+    return 0;
+}
+
+static void add_op(struct dump *dump, uint64_t id)
+{
+    add(dump, name_of(dump, id));
+}
+
+/* ---- device and memory ----------------------------------------------------------------------- */
+
+static void add_device(struct dump *dump)
+{
+    const struct sim *sim = dump->sim;
+    uint64_t set = 0;
+
+    for (uint32_t s = 0; s < SIM_STREAMS; s++) {
+        add(dump, s);
+        for (const struct sim_op *op = sim->streams[s].head; op; op = op->next) {
+            add_op(dump, op->op.id);
+            set = 0; /* what it waits for has no order */
+            for (uint32_t i = 0; i < op->op.wait_op_count; i++)
+                set += sim->executed[op->op.wait_ops[i]] ? 0 : name_of(dump, op->op.wait_ops[i]);
+            add(dump, set);
+        }
+    }
+    for (const struct sim_op *op = sim->done; op; op = op->next)
+        add_op(dump, op->op.id);
+    set = 0;
+    for (const struct sim_signal *at = sim->signals; at; at = at->next)
+        set += mix(mix(mix(name_of(dump, at->after_op), at->signal.rank), at->signal.timeline),
+                   at->signal.value);
+    add(dump, set);
+    add_bytes(dump, sim->launches, sizeof(sim->launches));
+}
+
+static void add_memory(struct dump *dump)
+{
+    const struct sim *sim = dump->sim;
+    const struct gw_layout_page *page = layout_page(core_layout(sim->core));
+    uint64_t all = 0;
+
+    for (const struct sim_arena *arena = sim->arenas; arena; arena = arena->next) {
+        uint64_t hash = mix(mix(arena->kind, (uint64_t)(int64_t)arena->rank), arena->index);
+
+        if (arena->kind == GW_ARENA_STAGING)
+            continue;
+        all += mix_bytes(hash, arena->data, arena->bytes); /* the list has no order */
+    }
+    add(dump, all);
+    add_bytes(dump, sim->partials, page->buckets * sizeof(*sim->partials));
+    add_bytes(dump, sim->nonfinite, page->buckets * sizeof(*sim->nonfinite));
+    for (uint32_t r = 0; r < sim->plan->world; r++) {
+        const struct sim_board *board = &sim->boards[r];
+
+        add_bytes(dump, board->buckets, page->buckets * sizeof(*board->buckets));
+        add_bytes(dump, board->units, page->units * sizeof(*board->units));
+        add_bytes(dump, &board->step, sizeof(board->step));
+        add_bytes(dump, &board->update, sizeof(board->update));
+        add_bytes(dump, board->ops, sizeof(board->ops));
+        add_bytes(dump, board->used, page->params / 8 + 1);
+        add(dump, board->verdict.step);
+        add_bytes(dump, &board->verdict.norm, sizeof(board->verdict.norm));
+    }
+}
+
+/* ---- clients --------------------------------------------------------------------------------- */
+
+static void add_gradients(struct dump *dump, const struct sim_client *client)
+{
+    const struct gw_layout_page *page = layout_page(core_layout(dump->sim->core));
+
+    for (uint32_t b = 0; b < page->buckets; b++) {
+        const struct sim_bucket *mine = &client->buckets[b];
+
+        add(dump, mine->closed);
+        add(dump, mine->open | mine->slot << 1);
+        add(dump, mine->declared | (uint64_t)mine->outstanding << 32);
+        add(dump, mine->final);
+    }
+    for (uint32_t s = 0; s < client->slot_count; s++) {
+        const struct sim_ring_slot *slot = &client->slots[s];
+
+        add(dump, slot->taken | (uint64_t)slot->bucket << 1 | (uint64_t)slot->after_bucket << 32);
+        add(dump, slot->count);
+        add(dump, slot->after_count);
+        add(dump, client->asked_slot && slot->serial > client->slot_serial);
+    }
+    add(dump, client->slot_count);
+    add(dump, client->asked_slot ? 1 + client->slot_bucket : 0);
+    add_bytes(dump, client->fetches, page->units * sizeof(*client->fetches));
+}
+
+static void add_queues(struct dump *dump, const struct sim_client *client)
+{
+    for (uint32_t q = 0; q < SIM_QUEUES; q++) {
+        add(dump, q);
+        for (const struct sim_item *item = client->queues[q].head; item; item = item->next) {
+            add(dump, item->kind | (uint64_t)item->step << 8 | (uint64_t)item->a << 32);
+            add(dump, item->timeline);
+            add(dump, item->value);
+            add(dump, item->write.param | (uint64_t)item->write.micro << 32);
+        }
+    }
+    add_bytes(dump, client->timelines, sizeof(client->timelines));
+    add_bytes(dump, client->promised, sizeof(client->promised));
+    add_bytes(dump, client->heard, sizeof(client->heard));
+}
+
+static void add_client(struct dump *dump, const struct sim_client *client)
+{
+    add(dump, client->gone | client->finished << 1 | client->in_update << 2 | client->wrote << 3 |
+                  client->set_up << 4 | client->early << 5);
+    add(dump, client->at | (uint64_t)client->step << 32);
+    add(dump, client->grad_step | (uint64_t)client->micro << 32);
+    add(dump, client->commits | (uint64_t)client->ended << 32);
+    add(dump, client->begun | (uint64_t)client->ops << 32);
+    add(dump, client->awaited != 0);
+    for (const struct sim_posted *at = client->out; at; at = at->next)
+        add(dump, at->msg.type);
+    add_gradients(dump, client);
+    add_queues(dump, client);
+}
+
+/* ---- the core -------------------------------------------------------------------------------- */
+
+static void add_after(struct dump *dump, const struct wire_after *after)
+{
+    add(dump, after->tokens);
+    for (uint32_t i = 0; i < after->tokens; i++) {
+        add(dump, after->timeline[i]);
+        add(dump, after->value[i]);
+    }
+}
+
+static void add_late(struct dump *dump, const struct zero_queue *queue)
+{
+    add(dump, queue->count);
+    for (const struct zero_late *late = queue->head; late; late = late->next) {
+        add(dump, late->type | (uint64_t)late->unit << 32);
+        add(dump, late->step);
+        add(dump, late->behind);
+        add_after(dump, &late->after);
+        add_bytes(dump, late->entries, late->count * sizeof(late->entries[0]));
+    }
+}
+
+static void add_zero_rank(struct dump *dump, const struct zero *z, const struct zero_rank *mine)
+{
+    add(dump, mine->ended | mine->resolved << 32);
+    add(dump, mine->update | (uint64_t)mine->update_told << 8);
+    add(dump, mine->skipped | mine->slot_news << 1 | mine->overflow_pending << 2 |
+                  mine->late_update << 3 | mine->io.waiting << 4 | mine->measure << 5);
+    add(dump, mine->micro | (uint64_t)mine->open_buckets << 32);
+    add(dump, mine->undone_buckets | (uint64_t)mine->held << 32);
+    add(dump, mine->overflows);
+    add_late(dump, &mine->backlog);
+    add_late(dump, &mine->fetches);
+    add(dump, mine->taken | mine->handled << 32);
+    add(dump, mine->ops_submitted | mine->ops_launched << 32);
+    for (uint32_t i = 0; i < mine->acquire_count; i++)
+        add(dump, 1 + mine->acquires[i].bucket + (mine->acquires[i].ordered ? 1u << 16 : 0));
+    for (uint32_t i = 0; i < 2; i++) {
+        add_after(dump, &mine->ended_after[i]);
+        add_after(dump, &mine->resolved_after[i]);
+    }
+    add_after(dump, &mine->committed_after);
+    add_bytes(dump, mine->released, SIM_TIMELINES * sizeof(uint64_t));
+    add_bytes(dump, mine->gather_waits, SIM_TIMELINES * sizeof(uint64_t));
+    add_bytes(dump, mine->said, SIM_TIMELINES * sizeof(uint64_t));
+    add(dump, mine->gather_commits);
+    add_op(dump, mine->commit_op);
+    add_op(dump, mine->gather_op);
+    add_op(dump, mine->reduce_op);
+    if (mine->plan) {
+        struct prefetch_figures figures = prefetch_figures(mine->plan);
+
+        add_bytes(dump, &figures, sizeof(figures));
+    }
+    for (uint32_t s = 0; s < z->memory.ring_slots + mine->overflows && z->memory.ring; s++) {
+        const struct zero_slot *slot = zero_slot(z, (uint32_t)(mine - z->ranks), s);
+
+        add(dump, slot->held | slot->used << 1 | slot->promised << 2 | slot->bucket << 3);
+        add_op(dump, slot->op);
+    }
+}
+
+static void add_entries(struct dump *dump, const struct zero *z)
+{
+    for (uint32_t i = 0; i < z->world * z->buckets; i++) {
+        const struct zero_entry *at = &z->entries[i];
+
+        add(dump, at->left | (uint64_t)at->finals << 32);
+        add(dump, at->closed | (uint64_t)at->slot << 32);
+        add(dump, at->filled | at->closed_now << 1 | at->done << 2 | at->ever << 3 |
+                      at->acc_valid << 4 | at->overflow << 5 | at->style << 6);
+        add(dump, at->consumed);
+        add_op(dump, at->last_op);
+        add_op(dump, at->gather_op);
+    }
+    for (uint32_t i = 0; i < z->world * z->token_keys; i++) {
+        for (uint32_t t = 0; t < z->tokens[i].count; t++)
+            add(dump, z->tokens[i].timeline[t] | z->tokens[i].value[t] << 8);
+        add(dump, i);
+    }
+    for (uint32_t i = 0; i < z->buckets * z->depth; i++)
+        add(dump, z->due[i].mask);
+}
+
+static void add_zero(struct dump *dump, const struct zero *z)
+{
+    add(dump, z->step | z->gate << 32);
+    add(dump, z->declared | (uint64_t)z->micro_max << 32);
+    add(dump, z->pos_m | (uint64_t)z->pos_i << 32);
+    add(dump, z->digest);
+    add_op(dump, z->verdict_op);
+    add_op(dump, z->quiet_op);
+    add(dump, z->update_open | z->committed << 32);
+    add(dump, z->commits | z->shards_waited << 32);
+    add(dump, z->gathered | (uint64_t)z->loud << 32);
+    add_bytes(dump, z->order, z->buckets * sizeof(*z->order));
+    add_bytes(dump, z->recorded, z->recorded_count * sizeof(*z->recorded));
+    add_bytes(dump, z->done, z->buckets * sizeof(*z->done));
+    add_bytes(dump, z->launched, z->buckets * sizeof(*z->launched));
+    add_bytes(dump, z->valid, z->buckets);
+    add_bytes(dump, z->zeroed, z->buckets);
+    add_bytes(dump, z->used_bits, (z->params + 7) / 8);
+    add_bytes(dump, z->piece_bits, z->world * z->pieces);
+    add_bytes(dump, z->contributions,
+              (size_t)z->world * z->buckets * z->depth * sizeof(*z->contributions));
+    add_bytes(dump, z->unit_fetches, (size_t)z->world * z->units * sizeof(*z->unit_fetches));
+    add_bytes(dump, z->unit_held, (size_t)z->world * z->units * sizeof(*z->unit_held));
+    for (uint32_t i = 0; i < z->world * z->fetch_units; i++)
+        add_op(dump, z->unit_gather[i]);
+    add_entries(dump, z);
+    for (uint32_t r = 0; r < z->world; r++)
+        add_zero_rank(dump, z, &z->ranks[r]);
+}
+
+static void add_core(struct dump *dump, const struct core *core)
+{
+    add(dump, core->generation | (uint64_t)core->broken << 32 | (uint64_t)core->ended << 33);
+    add(dump, core->present);
+    add(dump, core->left);
+    add(dump, core->old);
+    for (uint32_t r = 0; r < core->config.world; r++) {
+        add(dump, core->ranks[r].lane.sequence);
+        add(dump, core->ranks[r].lane.pending_count);
+        add(dump, core->ranks[r].lane.in_flight);
+        for (uint32_t i = 0; i < core->ranks[r].lane.pending_count; i++)
+            add(dump, core->ranks[r].lane.pending[i].mark);
+    }
+    add(dump, core->groups[0].launched);
+    add_zero(dump, core->zero);
+}
+
+uint64_t sim_dump(const struct sim *sim)
+{
+    struct dump dump = {.sim = sim, .hash = 1};
+
+    for (uint32_t s = 0; s < SIM_STREAMS; s++)
+        name_ops(&dump, sim->streams[s].head);
+    name_ops(&dump, sim->done);
+    add_device(&dump);
+    add_memory(&dump);
+    for (uint32_t r = 0; r < sim->plan->world; r++)
+        add_client(&dump, &sim->clients[r]);
+    add_core(&dump, sim->core);
+    return dump.hash;
+}
