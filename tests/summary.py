@@ -20,14 +20,22 @@ CMOCKA = {word: re.compile(rf"^\[\s*{word}\s*\] (?:\S+: )?(\d+) test\(s\)", re.M
 SKIP_LINE = re.compile(r"^\s*SKIP: *(.+)$", re.M)
 
 
+# Properties that tests record, and what they count: different values each.
+TOLD = {"seed": "seeds run on doubles of GPUs", "edge_dropped": "edges dropped there and caught",
+        "fault_caught": "faults planted or injected there and caught"}
+
+
 class Total:
     def __init__(self):
         self.passed, self.failed, self.skipped = 0, [], []
+        self.told = {name: set() for name in TOLD}
 
     def add(self, other):
         self.passed += other.passed
         self.failed += other.failed
         self.skipped += other.skipped
+        for name, values in other.told.items():
+            self.told[name] |= values
 
     def __str__(self):
         return f"{self.passed} passed, {len(self.failed)} failed, {len(self.skipped)} skipped"
@@ -37,6 +45,9 @@ def of_pytest(path, name):
     total = Total()
     for case in ET.parse(path).iter("testcase"):
         full = f"{name}: {case.get('name')}"
+        for told in case.iter("property"):
+            if told.get("name") in TOLD:
+                total.told[told.get("name")].add(told.get("value"))
         skip = case.find("skipped")
         if case.find("failure") is not None or case.find("error") is not None:
             total.failed.append(full)
@@ -133,6 +144,9 @@ def main():
         print(f"{name + ':':<9}{one}")
         one.failed = [f"[{name}] {what}" for what in one.failed]
         total.add(one)
+    if total.told["seed"]:
+        print("cuda:    " + ", ".join(f"{len(total.told[name])} {text}"
+                                      for name, text in TOLD.items()))
     for what in total.failed:
         print(f"failed:  {what}")
     reasons = collections.defaultdict(list)
