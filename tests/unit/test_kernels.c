@@ -266,8 +266,8 @@ static void add_overwrites_or_adds(void **state)
 static void copying_onto_itself_moves_nothing(void **state)
 {
     (void)state;
-    assert_int_equal(kernel_copy(inputs[0], inputs[0], 64), 0);
-    assert_int_equal(kernel_copy(inputs[0], inputs[1], 64), 64);
+    assert_int_equal(kernel_copy(inputs[0], inputs[0], 64, false), 0);
+    assert_int_equal(kernel_copy(inputs[0], inputs[1], 64, true), 64);
 }
 
 /* Large results take another way (past the caches), aligned or not, and may lie in an input. */
@@ -294,7 +294,8 @@ static void large_sums_are_the_tree(uint32_t n, uint32_t shift, bool in_place)
                                           .out = &out,
                                           .outs = 1,
                                           .count = COUNT,
-                                          .scale = 0.3f},
+                                          .scale = 0.3f,
+                                          .past = true},
                   &moved);
     for (uint32_t at = 0; at < COUNT; at++) {
         volatile float expected = before_sum[at];

@@ -38,16 +38,35 @@ struct kernel_reduce {
     struct kernel_partial *partials; /* NULL, or one per chunk of `count` */
 };
 
-/* Bytes of inputs read and of outputs written, added up in the loops. */
+/* The contract of struct gw_k_reduce (daemon/device/cuda/kernels.h), bit for bit: inputs of one type,
+ * summed, scaled and accumulated in fp32, rounded once to the outputs' type. Conversions are to
+ * nearest, ties to even. */
+enum kernel_type { KERNEL_FP32 = 0, KERNEL_FP16 = 1, KERNEL_BF16 = 2 };
+
+struct kernel_mixed {
+    const void *const *in; /* n pointers; NULL: zeros */
+    uint32_t n;            /* 1..64 */
+    void *const *out;
+    uint32_t outs; /* 0 only with an accumulator */
+    enum kernel_type in_type, out_type;
+    uint64_t first, count;
+    float scale;
+    float *accumulator; /* NULL, or value = accumulator + scale * sum, stored there too */
+    bool past;
+    struct kernel_partial *partials; /* of the values stored */
+};
+
+/* Bytes of inputs read and of outputs written, added up. */
 struct kernel_moved {
     uint64_t read, written;
 };
 
 void kernel_reduce(const struct kernel_reduce *reduce, struct kernel_moved *moved);
+void kernel_reduce_mixed(const struct kernel_mixed *reduce, struct kernel_moved *moved);
 /* out = in, or out + in; in NULL: zeros. */
 void kernel_add(float *out, const float *in, uint64_t count, bool accumulate);
 /* Returns the bytes copied. Regions do not overlap, or are the same (then nothing is copied). */
-uint64_t kernel_copy(void *to, const void *from, uint64_t bytes);
+uint64_t kernel_copy(void *to, const void *from, uint64_t bytes, bool past);
 
 /* From so many bytes on, results are stored past the caches: they would not hold them until somebody
  * reads them, and a line that is written whole need not be read first. */

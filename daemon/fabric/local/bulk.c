@@ -134,14 +134,14 @@ void local_all_reduce(struct local_op *op)
 /* ---- copies ---------------------------------------------------------------------------------- */
 
 /* Piece `index` of a copy. */
-static uint64_t copy_piece(void *to, const void *from, uint64_t bytes, uint64_t index)
+static uint64_t copy_piece(void *to, const void *from, uint64_t bytes, uint64_t index, bool past)
 {
     uint64_t at = index * COPY_BYTES, rest = at < bytes ? bytes - at : 0;
 
     if (rest == 0 || to == from)
         return 0;
     return kernel_copy((char *)to + at, (const char *)from + at,
-                       rest < COPY_BYTES ? rest : COPY_BYTES);
+                       rest < COPY_BYTES ? rest : COPY_BYTES, past);
 }
 
 static uint64_t pieces_of(uint64_t bytes)
@@ -159,7 +159,7 @@ static void all_gather_block(void *arg, uint64_t block)
     for (uint32_t r = 0; r < what->world; r++)
         atomic_fetch_add_explicit(&bulk->read[r],
                                   copy_piece(bulk->op->out[r] + q * what->numel, bulk->op->in[q],
-                                             what->numel * sizeof(float), piece),
+                                             what->numel * sizeof(float), piece, bulk->past),
                                   memory_order_relaxed);
 }
 
@@ -183,9 +183,9 @@ static void gather_block(void *arg, uint64_t block)
 
     for (; block >= pieces_of(segment->bytes); segment++)
         block -= pieces_of(segment->bytes);
-    atomic_fetch_add_explicit(&bulk->written,
-                              copy_piece(segment->to, segment->from, segment->bytes, block),
-                              memory_order_relaxed);
+    atomic_fetch_add_explicit(
+        &bulk->written, copy_piece(segment->to, segment->from, segment->bytes, block, bulk->past),
+        memory_order_relaxed);
 }
 
 void local_gather(struct local_op *op)

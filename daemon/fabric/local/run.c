@@ -20,7 +20,7 @@ static void run_broadcast(struct local_op *op)
     for (uint32_t r = 0; r < what->world; r++) {
         uint64_t moved = 0;
         if (what->members[r] != what->rank)
-            moved = kernel_copy(op->out[r], op->in[0], what->numel * sizeof(float));
+            moved = kernel_copy(op->out[r], op->in[0], what->numel * sizeof(float), false);
         local_count(op, what->members[r], moved);
     }
 }

@@ -1,0 +1,333 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * One chunk of a sum, in pieces of PIECE elements that stay in the first cache: widen, tree, scale,
+ * accumulate, squares and store, each a plain loop over restrict pointers with 16 lanes where order
+ * matters, so that gcc -O3 vectorizes it for the width of the file that includes this (ISA_NAME,
+ * ISA_TABLE) without changing a bit. Stream threads; no state.
+ */
+#include <stdbool.h>
+#include <string.h>
+#ifdef __SSE2__
+#include <immintrin.h>
+#endif
+
+#include "daemon/device/host/kernels_half.h"
+#include "daemon/device/host/kernels_isa.h"
+
+#define PIECE 512u
+#define LANES 16u
+#define DEPTH 5u /* binary counter over 16 groups of four inputs */
+
+/* A vector of this width; whole ones are stored past the caches. */
+#if defined(__AVX512F__)
+typedef __m512 vec;
+#define VEC_STREAM(to, value) _mm512_stream_ps(to, value)
+#elif defined(__AVX2__)
+typedef __m256 vec;
+#define VEC_STREAM(to, value) _mm256_stream_ps(to, value)
+#elif defined(__SSE2__)
+typedef __m128 vec;
+#define VEC_STREAM(to, value) _mm_stream_ps(to, value)
+#else
+typedef float vec __attribute__((vector_size(16), may_alias));
+#define VEC_STREAM(to, value) (*(vec *)(void *)(to) = (value))
+#endif
+typedef vec loose_vec __attribute__((aligned(1), may_alias));
+#define VEC_NUMEL (sizeof(vec) / sizeof(float))
+
+struct room {
+    float level[DEPTH][PIECE], wide[4][PIECE];
+} __attribute__((aligned(64)));
+
+static const float zeros[PIECE];
+
+/* Stores past the caches are in no order with others: before anybody is told, they are done. */
+static void settle(void)
+{
+#ifdef __SSE2__
+    _mm_sfence();
+#endif
+}
+
+static inline vec load(const float *from)
+{
+    return *(const loose_vec *)(const void *)from;
+}
+
+static void sum2(float *restrict to, const float *a, const float *b, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        to[i] = a[i] + b[i];
+}
+
+static void sum3(float *restrict to, const float *a, const float *b, const float *c, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        to[i] = (a[i] + b[i]) + c[i];
+}
+
+static void sum4(float *restrict to, const float *a, const float *b, const float *c, const float *d,
+                 size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        to[i] = (a[i] + b[i]) + (c[i] + d[i]);
+}
+
+/* to = to + b, where `to` is the tree's left side. */
+static void sum_right(float *restrict to, const float *restrict b, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        to[i] = to[i] + b[i];
+}
+
+/* The piece of an input, as fp32: where it lies, or in `wide`. */
+static const float *input(const struct kernel_mixed *reduce, uint32_t index, uint64_t at,
+                          float *wide, size_t count)
+{
+    const void *in = reduce->in[index];
+
+    if (!in)
+        return zeros;
+    if (reduce->in_type == KERNEL_FP32)
+        return (const float *)in + at;
+    if (reduce->in_type == KERNEL_FP16)
+        widen_fp16(wide, (const uint16_t *)in + at, count);
+    else
+        widen_bf16(wide, (const uint16_t *)in + at, count);
+    return wide;
+}
+
+/* The subtree over inputs [first, first + n), n <= 4. */
+static void sum_group(const struct kernel_mixed *reduce, uint32_t first, uint32_t n, uint64_t at,
+                      size_t count, struct room *room, float *to)
+{
+    const float *in[4] = {0};
+
+    for (uint32_t i = 0; i < n; i++)
+        in[i] = input(reduce, first + i, at, room->wide[i], count);
+    if (n == 1)
+        memcpy(to, in[0], count * sizeof(*to));
+    else if (n == 2)
+        sum2(to, in[0], in[1], count);
+    else if (n == 3)
+        sum3(to, in[0], in[1], in[2], count);
+    else
+        sum4(to, in[0], in[1], in[2], in[3], count);
+}
+
+/* The whole tree, into level[0]. Groups of four are complete subtrees (the last may be smaller: it
+ * passes up as it is); a binary counter joins neighbours of equal size, and what is left at the end
+ * is joined from the right: both are what pairing level by level gives. */
+static void sum_piece(const struct kernel_mixed *reduce, uint64_t at, size_t count,
+                      struct room *room)
+{
+    uint32_t groups = (reduce->n + 3) / 4, held = 0;
+
+    for (uint32_t group = 0; group < groups; group++) {
+        uint32_t rest = reduce->n - group * 4;
+        sum_group(reduce, group * 4, rest < 4 ? rest : 4, at, count, room, room->level[held++]);
+        for (uint32_t pairs = group; pairs & 1; pairs >>= 1) {
+            sum_right(room->level[held - 2], room->level[held - 1], count);
+            held--;
+        }
+    }
+    for (; held > 1; held--)
+        sum_right(room->level[held - 2], room->level[held - 1], count);
+}
+
+static void scale_all(float *restrict values, float scale, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        values[i] = values[i] * scale;
+}
+
+static void accumulate_to(float *restrict accumulator, float *restrict values, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        values[i] = accumulator[i] + values[i];
+        accumulator[i] = values[i];
+    }
+}
+
+/* Past the caches; single elements up to where `to` is aligned, and at the end. */
+static void stream_floats(float *to, const float *from, size_t count)
+{
+    size_t i = 0;
+
+    for (; i < count && (uintptr_t)(to + i) % sizeof(vec) != 0; i++)
+        to[i] = from[i];
+    for (; i + VEC_NUMEL <= count; i += VEC_NUMEL)
+        VEC_STREAM(to + i, load(from + i));
+    for (; i < count; i++)
+        to[i] = from[i];
+}
+
+static void store(const struct kernel_mixed *reduce, uint64_t at, size_t count, float *values)
+{
+    for (uint32_t i = 0; i < reduce->outs; i++) {
+        if (reduce->out_type == KERNEL_FP16)
+            narrow_fp16((uint16_t *)reduce->out[i] + at, values, count);
+        else if (reduce->out_type == KERNEL_BF16)
+            narrow_bf16((uint16_t *)reduce->out[i] + at, values, count);
+        else if (reduce->out[i] == reduce->accumulator)
+            continue; /* there already */
+        else if (reduce->past)
+            stream_floats((float *)reduce->out[i] + at, values, count);
+        else
+            memcpy((float *)reduce->out[i] + at, values, count * sizeof(*values));
+    }
+}
+
+/* Squares are those of the values stored. */
+static void round_to_stored(const struct kernel_mixed *reduce, float *values, size_t count)
+{
+    uint16_t half[PIECE];
+
+    if (reduce->out_type == KERNEL_FP16) {
+        narrow_fp16(half, values, count);
+        widen_fp16(values, half, count);
+    } else if (reduce->out_type == KERNEL_BF16) {
+        narrow_bf16(half, values, count);
+        widen_bf16(values, half, count);
+    }
+}
+
+static double lanes_sum(double lane[LANES])
+{
+    for (size_t width = LANES / 2; width > 0; width /= 2)
+        for (size_t i = 0; i < width; i++)
+            lane[i] = lane[2 * i] + lane[2 * i + 1];
+    return lane[0];
+}
+
+/* A piece begins at a multiple of LANES in its chunk. */
+static void squares_of(const float *restrict values, size_t count, double to[restrict LANES])
+{
+    double lane[LANES];
+    size_t i = 0;
+
+    memcpy(lane, to, sizeof(lane));
+    for (; i + LANES <= count; i += LANES) {
+        for (size_t j = 0; j < LANES; j++) {
+            double value = (double)values[i + j];
+            lane[j] = lane[j] + value * value;
+        }
+    }
+    for (size_t j = 0; i + j < count; j++) {
+        double value = (double)values[i + j];
+        lane[j] = lane[j] + value * value;
+    }
+    memcpy(to, lane, sizeof(lane));
+}
+
+/* By the exponent's bits: comparisons with NaN would be branches. */
+static uint32_t nonfinite_of(const float *restrict values, size_t count)
+{
+    uint32_t found = 0;
+
+    for (size_t i = 0; i < count; i++)
+        found += (half_bits(values[i]) & 0x7f800000u) == 0x7f800000u;
+    return found;
+}
+
+/* A sum of few fp32 inputs to one place: no pass over a buffer between. `to` may be an input:
+ * element i is stored after the elements i are read. Inlined with a constant n. */
+static inline __attribute__((always_inline)) void
+direct_n(float *to, const float *const in[4], uint32_t n, float scale, size_t count, bool past)
+{
+    const vec factor = scale - (vec){0};
+
+    for (size_t i = 0; i + VEC_NUMEL <= count; i += VEC_NUMEL) {
+        vec sum = load(in[0] + i);
+        if (n > 1)
+            sum = sum + load(in[1] + i);
+        if (n == 3)
+            sum = sum + load(in[2] + i);
+        if (n == 4)
+            sum = sum + (load(in[2] + i) + load(in[3] + i));
+        sum = sum * factor;
+        if (past)
+            VEC_STREAM(to + i, sum);
+        else
+            *(loose_vec *)(void *)(to + i) = sum;
+    }
+}
+
+static void direct(float *to, const float *const in[4], uint32_t n, float scale, size_t count,
+                   bool past)
+{
+    if (n == 1)
+        direct_n(to, in, 1, scale, count, past);
+    else if (n == 2)
+        direct_n(to, in, 2, scale, count, past);
+    else if (n == 3)
+        direct_n(to, in, 3, scale, count, past);
+    else
+        direct_n(to, in, 4, scale, count, past);
+}
+
+/* How many elements from `at` on were done so: whole vectors, to one aligned place. */
+static size_t direct_chunk(const struct kernel_mixed *reduce, uint64_t at, size_t count)
+{
+    size_t whole = count - count % VEC_NUMEL;
+    float *to = reduce->outs == 1 ? (float *)reduce->out[0] + at : NULL;
+    const float *in[4] = {0};
+
+    if (reduce->n > 4 || !to || reduce->accumulator || reduce->in_type != KERNEL_FP32 ||
+        reduce->out_type != KERNEL_FP32 || (reduce->past && (uintptr_t)to % sizeof(vec) != 0))
+        return 0;
+    for (uint32_t i = 0; i < reduce->n; i++) {
+        if (!reduce->in[i])
+            return 0;
+        in[i] = (const float *)reduce->in[i] + at;
+    }
+    direct(to, in, reduce->n, reduce->scale, whole, reduce->past);
+    return whole;
+}
+
+/* Inputs of the piece have all been read when the first output is written, so that outputs may be
+ * inputs. */
+static void chunk(const struct kernel_mixed *reduce, uint64_t at, size_t count,
+                  struct kernel_partial *partial)
+{
+    double lane[LANES] = {0};
+    uint64_t nonfinite = 0;
+    struct room room;
+    size_t done = partial ? 0 : direct_chunk(reduce, at, count);
+
+    for (size_t piece; done < count; done += piece) {
+        float *values = room.level[0];
+        piece = count - done < PIECE ? count - done : PIECE;
+        sum_piece(reduce, at + done, piece, &room);
+        scale_all(values, reduce->scale, piece);
+        if (reduce->accumulator)
+            accumulate_to(reduce->accumulator + at + done, values, piece);
+        store(reduce, at + done, piece, values);
+        if (!partial)
+            continue;
+        round_to_stored(reduce, values, piece);
+        squares_of(values, piece, lane);
+        nonfinite += nonfinite_of(values, piece);
+    }
+    if (partial)
+        *partial = (struct kernel_partial){lanes_sum(lane), nonfinite};
+}
+
+static void copy_past(void *to, const void *from, size_t bytes)
+{
+    size_t whole = bytes / sizeof(float) * sizeof(float);
+
+    if ((uintptr_t)to % sizeof(float) != 0)
+        whole = 0;
+    stream_floats((float *)to, (const float *)from, whole / sizeof(float));
+    memcpy((char *)to + whole, (const char *)from + whole, bytes - whole);
+    settle();
+}
+
+const struct kernel_isa ISA_TABLE = {
+    .name = ISA_NAME,
+    .chunk = chunk,
+    .add = sum_right,
+    .copy_past = copy_past,
+    .settle = settle,
+};
