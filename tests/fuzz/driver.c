@@ -1,22 +1,30 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Runs a fuzz target without libFuzzer: its seeds, then seeded mutations of them, the same on every
- * machine. `fuzz_x [runs [seed]]`; `fuzz_x -f FILE` runs one input. On a crash the input stands in
- * fuzz-<seed>-<run> in the working directory.
+ * Runs a fuzz target without libFuzzer: its seeds and kept corpus, then seeded mutations of them,
+ * guided by coverage: an input that reaches a new edge is mutated further. The same on every run of
+ * one build.
+ *
+ *   fuzz_x [-c CORPUS] [-k DIRECTORY] [runs [seed]]     -k: writes a corpus, few inputs that
+ *   fuzz_x -f FILE                                      reach all edges that were reached
+ *
+ * On a crash the input stands in fuzz-<seed>-<run> in the working directory.
  */
 #include <fcntl.h>
 #include <signal.h>
+#include <stdbool.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "daemon/base/parse.h"
+#include "tests/fuzz/cover.h"
 #include "tests/fuzz/fuzz.h"
+#include "tests/fuzz/pool.h"
 
 #define INPUT_MAX 65600u
 
 static uint8_t input[INPUT_MAX];
 static volatile size_t input_bytes;
-static char crash_name[64];
+static char crash_name[64] = "fuzz-seeds";
 
 /* Only calls that are safe in a handler. */
 static void save_input(int number)
@@ -69,14 +77,20 @@ static void mutate(uint64_t *seed)
 }
 
 /* An exact copy on the heap, so that a sanitizer sees the first byte behind it. */
-static void run_input(void)
+static void run_exact(const uint8_t *data, size_t bytes)
 {
-    uint8_t *exact = malloc(input_bytes ? input_bytes : 1);
+    uint8_t *exact = malloc(bytes ? bytes : 1);
 
     FUZZ_CHECK(exact != NULL);
-    memcpy(exact, input, input_bytes);
-    (void)LLVMFuzzerTestOneInput(exact, input_bytes);
+    memcpy(exact, data, bytes);
+    (void)LLVMFuzzerTestOneInput(exact, bytes);
     free(exact);
+}
+
+static void run_input(void)
+{
+    cover_start();
+    run_exact(input, input_bytes);
 }
 
 static int run_file(const char *path)
@@ -93,36 +107,68 @@ static int run_file(const char *path)
     return 0;
 }
 
-int main(int argc, char **argv)
+/* Seeds and corpus, each run once. */
+static void run_pool(void)
 {
-    static const int signals[] = {SIGABRT, SIGSEGV, SIGBUS, SIGFPE, SIGILL};
-    uint64_t runs = 50000, seed = 1, random;
-    size_t seeds = 0;
-
-    if (argc == 3 && strcmp(argv[1], "-f") == 0)
-        return run_file(argv[2]);
-    if ((argc > 1 && parse_u64(argv[1], 1, 1ull << 40, &runs) < 0) ||
-        (argc > 2 && parse_u64(argv[2], 0, UINT64_MAX, &seed) < 0) || argc > 3) {
-        fprintf(stderr, "use: %s [runs [seed]] | -f FILE\n", argv[0]);
-        return 64;
-    }
-    while ((input_bytes = fuzz_seed(seeds, input, sizeof(input))) > 0) {
+    for (size_t i = 0; (input_bytes = fuzz_seed(i, input, sizeof(input))) > 0; i++)
+        pool_add(input, input_bytes);
+    for (size_t i = 0; i < pool_count(); i++) {
+        input_bytes = pool_get(i, input, sizeof(input));
         run_input();
-        seeds++;
     }
-    FUZZ_CHECK(seeds > 0);
-    for (size_t i = 0; i < sizeof(signals) / sizeof(signals[0]); i++)
-        signal(signals[i], save_input);
-    random = seed;
+}
+
+static void run_mutations(uint64_t runs, uint64_t seed)
+{
+    uint64_t random = seed;
+
     for (uint64_t run = 0; run < runs; run++) {
         snprintf(crash_name, sizeof(crash_name), "fuzz-%llu-%llu", (unsigned long long)seed,
                  (unsigned long long)run);
-        input_bytes = fuzz_seed(random_below(&random, (uint32_t)seeds), input, sizeof(input));
+        input_bytes = pool_get(random_below(&random, (uint32_t)pool_count()), input, sizeof(input));
         for (uint32_t n = 1 + random_below(&random, 6); n > 0 && input_bytes > 0; n--)
             mutate(&random);
         fuzz_repair(input, input_bytes);
         run_input();
+        if (cover_news())
+            pool_add(input, input_bytes);
     }
-    printf("%llu inputs\n", (unsigned long long)(seeds + runs));
+}
+
+int main(int argc, char **argv)
+{
+    static const int signals[] = {SIGABRT, SIGSEGV, SIGBUS, SIGFPE, SIGILL};
+    const char *keep = NULL;
+    uint64_t runs = 50000, seed = 1;
+    bool wrong = false;
+    int option;
+
+    while ((option = getopt(argc, argv, "c:k:f:")) != -1) {
+        if (option == 'f')
+            return run_file(optarg);
+        if (option == 'c' && pool_read(optarg) < 0)
+            perror(optarg);
+        if (option == 'k')
+            keep = optarg;
+        wrong |= option == '?';
+    }
+    if (wrong || argc - optind > 2 ||
+        (argc > optind && parse_u64(argv[optind], 0, 1ull << 40, &runs) < 0) ||
+        (argc > optind + 1 && parse_u64(argv[optind + 1], 0, UINT64_MAX, &seed) < 0)) {
+        fprintf(stderr, "use: %s [-c CORPUS] [-k DIRECTORY] [runs [seed]] | -f FILE\n", argv[0]);
+        return 64;
+    }
+    for (size_t i = 0; i < sizeof(signals) / sizeof(signals[0]); i++)
+        signal(signals[i], save_input);
+    run_pool();
+    FUZZ_CHECK(pool_count() > 0);
+    printf("%zu seeds and kept inputs, %u edges\n", pool_count(), cover_edges());
+    run_mutations(runs, seed);
+    printf("%llu inputs, %zu in the pool, %u edges\n", (unsigned long long)runs, pool_count(),
+           cover_edges());
+    if (keep && pool_write(keep, run_exact) < 0) {
+        perror(keep);
+        return 1;
+    }
     return 0;
 }

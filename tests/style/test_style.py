@@ -134,6 +134,8 @@ def test_white_space():
 def test_no_path_of_one_machine():
     problems = []
     for f in FILES:
+        if "tests/fuzz/corpus/" in str(f):
+            continue  # inputs of parsers, not text
         try:
             lines = text(f).splitlines()
         except UnicodeDecodeError:
