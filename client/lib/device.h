@@ -52,7 +52,7 @@ struct gw_device_ops {
     int (*stream_raise)(struct gw_device *device, void *stream, uint64_t address, uint64_t value);
     /* Whether `base` lies on a GPU. */
     bool (*on_device)(struct gw_device *device, const void *base);
-    /* Between places on the device, or from host_new's memory to it. */
+    /* Between places on the device, or from host_new's memory to it, or back. */
     int (*copy)(struct gw_device *device, void *stream, void *to, const void *from, size_t bytes);
     /* Host memory that copies need not wait for. */
     int (*host_new)(struct gw_device *device, size_t bytes, void **ret_base);

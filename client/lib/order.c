@@ -58,6 +58,11 @@ static int host_copy_in(gw_job *job, void *to, const void *from, size_t bytes, i
     return 0;
 }
 
+static int host_copy_out(gw_job *job, void *to, const void *from, size_t bytes, int64_t deadline)
+{
+    return host_copy_in(job, to, from, bytes, deadline);
+}
+
 static void host_declared(gw_job *job)
 {
     (void)job;
@@ -77,6 +82,7 @@ const struct order_ops order_host = {
     .settle = host_settle,
     .place = host_place,
     .copy_in = host_copy_in,
+    .copy_out = host_copy_out,
     .declared = host_declared,
     .stamp = NULL,
     .release = host_release,

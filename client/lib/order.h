@@ -47,7 +47,7 @@ struct order_page {
     uint32_t words;
 };
 
-/* Host memory on the way to the device: two halves by turns (bounce.c). */
+/* Host memory on the way to or from the device: two halves by turns (bounce.c). */
 struct order_bounce {
     pthread_mutex_t
         lock;      /* taken before all others but job->lock, which its holder must not have */
@@ -89,6 +89,9 @@ struct order_ops {
     /* The caller's memory into the job's; then host memory may be used again, and a device's in the
      * stream. GW_E_TIMEOUT as above. Not under job->lock. */
     int (*copy_in)(gw_job *job, void *to, const void *from, size_t bytes, int64_t deadline);
+    /* The job's memory into the caller's on the host, behind what the stream holds: it is there
+     * when this returns. Otherwise as copy_in. */
+    int (*copy_out)(gw_job *job, void *to, const void *from, size_t bytes, int64_t deadline);
     /* A READY entry is about to be batched. */
     void (*declared)(gw_job *job);
     /* Gives entries their tokens, when they are sent; under channel->lock. */
@@ -121,8 +124,9 @@ int order_record(gw_job *job, void *stream, struct gw_token *ret_token);
 int order_set_stream(gw_job *job, void *stream);
 /* The job's stream. */
 void *order_stream(gw_job *job);
-/* copy_in of devices. */
+/* copy_in and copy_out of devices. */
 int bounce_copy_in(gw_job *job, void *to, const void *from, size_t bytes, int64_t deadline);
+int bounce_copy_out(gw_job *job, void *to, const void *from, size_t bytes, int64_t deadline);
 /* Everything batched or pending goes to the engine; waits for room in the socket. */
 int order_flush(gw_job *job);
 

@@ -379,6 +379,7 @@ const struct order_ops order_device = {
     .settle = device_settle,
     .place = device_place,
     .copy_in = bounce_copy_in,
+    .copy_out = bounce_copy_out,
     .declared = device_declared,
     .stamp = device_stamp,
     .release = device_release,

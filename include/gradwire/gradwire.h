@@ -340,6 +340,56 @@ GW_API int gw_shard_array(gw_job *job, const char *name, float **ret_values, uin
 GW_API int gw_update_begin(gw_job *job, struct gw_token *ret_token);
 GW_API int gw_update_commit(gw_job *job);
 
+/* ---- saved state -------------------------------------------------------------------------------
+ * A job's parameters and shard arrays as plain tensors with names, in safetensors files that other
+ * programs open, and from them into a job of any world size, stage and layout, bit for bit. Nothing
+ * in the files tells ranks, buckets or padding. Every rank moves the values it owns straight
+ * between its shard and the file: no rank holds the model. All ranks see the file at `path`.
+ *
+ * Set-up calls that every rank makes, with the same options, between steps (as gw_param_read_sync);
+ * they use two or three all-gathers of 512 bytes per rank to agree, which gw_stats counts. They
+ * end alike on all ranks: with one error that names the rank it comes from.
+ *
+ * A parameter's tensor has its name; that of shard array a, "a.name": exp_avg.h.0.attn.weight. The
+ * dtype is F32. File names are those of other tools: `path` alone, or, where file_bytes cuts,
+ * model.safetensors becomes model-00001-of-00003.safetensors ... and model.safetensors.index.json.
+ */
+#define GW_SHAPE_DIMS_MAX 8
+
+struct gw_shape {
+    uint32_t dims;
+    uint64_t extents[GW_SHAPE_DIMS_MAX];
+};
+struct gw_state_options {
+    size_t struct_size;
+    const char *const *arrays; /* names of shard arrays; load makes those that are not there yet */
+    size_t array_count;
+    const struct gw_shape *shapes; /* one per parameter, extents multiplied = its numel; for its
+                                    * arrays too. NULL: saved as [numel], loaded from any shape */
+    size_t shape_count;            /* 0 or the number of parameters */
+    uint64_t file_bytes;           /* save: most bytes of tensors in a file (a larger one is alone
+                                    * in its file); 0: one file */
+    uint32_t params_off;           /* 1: shard arrays alone */
+    uint32_t allow_other;          /* load: 1: tensors that nobody asked for are fine */
+    /* Load: called for each difference between files and job, one line each, on every rank, before
+     * the call fails with the first of them; nothing is loaded then. NULL: not wanted. */
+    void (*difference)(void *arg, const char *line);
+    void *arg;
+};
+/* Replaces what `path` named before once all of it is on the disk: files are written under
+ * temporary names (*.partial) and renamed, the index last. GW_E_IO: what failed where (a full disk,
+ * say); temporary files are removed, and the old ones are as they were. GW_E_MISMATCH: a rank asks
+ * for something else. */
+GW_API int gw_state_save_sync(gw_job *job, const char *path, const struct gw_state_options *options,
+                              int64_t timeout_ns);
+/* From the files of gw_state_save_sync or another program's: `path` is a safetensors file, or the
+ * name that an index was written for, or the index (*.index.json). Names, shapes, dtypes and sizes
+ * are checked before the first value is moved (GW_E_MISMATCH, nothing changed). Values are in all
+ * replicas when the call returns. An error while values are moved leaves them partly loaded, and
+ * says so. */
+GW_API int gw_state_load_sync(gw_job *job, const char *path, const struct gw_state_options *options,
+                              int64_t timeout_ns);
+
 /* ---- loss scale --------------------------------------------------------------------------------
  * Dynamic loss scaling with DeepSpeed's semantics (DynamicLossScaler), for losses that are
  * multiplied before backward so that small fp16 gradients survive. Pure arithmetic on the caller's

@@ -53,6 +53,6 @@ def test_struct_size_comes_first():
     source = "#include <gradwire/gradwire.h>\n" + "".join(
         f"typedef char c_{s}[offsetof(struct {s}, struct_size) == 0 ? 1 : -1];\n"
         for s in ("gw_job_options", "gw_zero_options", "gw_op_options", "gw_stats",
-                  "gw_loss_scale_options"))
+                  "gw_loss_scale_options", "gw_state_options"))
     done = compile_text(source, "cc", "c", ["-std=c99"])
     assert done.returncode == 0, done.stderr
