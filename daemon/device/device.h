@@ -111,6 +111,10 @@ struct device_work {
     /* A signal's started_ns is where the stream's uninterrupted run of such works began: who waits
      * for the last of a run waits for all of it. */
     bool chained;
+    /* run is over in microseconds: where works run on the host, enqueue may do it at once, if
+     * nothing is before it and nothing to wait for. Then its signals have been raised when enqueue
+     * returns, and its completion is there to be taken, untold by config.wake. */
+    bool quick;
     const struct device_wait *waits;
     uint32_t wait_count;
     const struct device_signal *signals;

@@ -332,11 +332,39 @@ static int drain_effects(struct job *job, uint64_t now_ns)
     return r;
 }
 
+/* What is done by now. Quick works are when they are launched, and nobody tells. */
+static int take_completions(struct job *job, uint64_t now_ns)
+{
+    struct device_done done;
+    bool any = false;
+    int r = 0;
+
+    while (r == 0 && job->config.device_ops->take_done(job->config.device, &done)) {
+        any = true;
+        unfinished_remove(job, done.op);
+        if (done.failed)
+            continue;
+        r = core_handle(job->core, now_ns,
+                        &(struct core_event){.kind = CORE_EV_OP_DONE,
+                                             .op = done.op,
+                                             .started_ns = done.started_ns,
+                                             .done_ns = done.done_ns});
+        if (r == 0)
+            r = drain_effects(job, now_ns);
+    }
+    if (any)
+        collect(job);
+    return r;
+}
+
 static int handle(struct job *job, uint64_t now_ns, const struct core_event *event)
 {
     int r = core_handle(job->core, now_ns, event);
 
-    return r < 0 ? r : drain_effects(job, now_ns);
+    if (r == 0)
+        r = drain_effects(job, now_ns);
+    job->request = NULL; /* answered, or it will be later */
+    return r < 0 ? r : take_completions(job, now_ns);
 }
 
 /* ---- events ---------------------------------------------------------------------------------- */
@@ -404,32 +432,23 @@ int job_request(struct job *job, uint64_t now_ns, uint32_t rank, const struct wi
 {
     int r;
 
-    if (request_own(job, now_ns, rank, msg, &r))
-        return r < 0 ? r : drain_effects(job, now_ns);
+    if (request_own(job, now_ns, rank, msg, &r)) {
+        if (r == 0)
+            r = drain_effects(job, now_ns);
+        return r < 0 ? r : take_completions(job, now_ns);
+    }
     job->request_rank = rank;
     job->request = msg;
-    r = handle(job, now_ns,
-               &(struct core_event){
-                   .kind = CORE_EV_REQUEST, .rank = rank, .request = msg->request, .msg = msg});
-    job->request = NULL;
-    return r;
+    return handle(job, now_ns,
+                  &(struct core_event){
+                      .kind = CORE_EV_REQUEST, .rank = rank, .request = msg->request, .msg = msg});
 }
 
 int job_completions(struct job *job, uint64_t now_ns)
 {
     char text[GW_TEXT_MAX + 1];
-    struct device_done done;
-    int r = 0;
+    int r = take_completions(job, now_ns);
 
-    while (r == 0 && job->config.device_ops->take_done(job->config.device, &done)) {
-        unfinished_remove(job, done.op);
-        if (!done.failed)
-            r = handle(job, now_ns,
-                       &(struct core_event){.kind = CORE_EV_OP_DONE,
-                                            .op = done.op,
-                                            .started_ns = done.started_ns,
-                                            .done_ns = done.done_ns});
-    }
     if (job->failed)
         build_release_waits(job); /* of what was under way, some may have raised its words late */
     collect(job);

@@ -264,6 +264,42 @@ static void a_signal_after_an_op_comes_when_it_is_done(void **state)
     assert_int_equal(world->engine->op[0].value, 9);
 }
 
+/* It is done when enqueue returns, nobody is woken for it, and what is asked for later has its
+ * stamps; not so where something is before it. */
+static void a_quick_op_is_done_at_once_where_it_can_be(void **state)
+{
+    struct world *world = *state;
+    struct device_wait wait = {&world->client->timeline[0], 5, 0};
+    struct device_signal signal = signal_of(world, 0, 1), later = signal_of(world, 1, 1);
+    struct device_done done;
+
+    enqueue(
+        world, 0,
+        &(struct device_work){.quick = true, .ready_ns = 9, .signals = &signal, .signal_count = 1},
+        item_new(world, 1));
+    assert_int_equal(world->runs, 1);
+    assert_int_equal(world->wakes, 0);
+    assert_int_equal(world->engine->op[0].value, 1);
+    assert_int_equal(OPS->signal_after(world->device, 1, &later), 0);
+    assert_int_equal(world->engine->op[1].ready_ns, 9);
+    assert_int_equal(world->engine->op[1].done_ns, world->engine->op[0].done_ns);
+    assert_true(OPS->take_done(world->device, &done));
+    assert_int_equal(done.op, 1);
+    assert_false(OPS->take_done(world->device, &done));
+    enqueue(world, 0, &(struct device_work){.quick = true, .waits = &wait, .wait_count = 1},
+            item_new(world, 2));
+    enqueue(world, 0, &(struct device_work){.quick = true}, item_new(world, 3));
+    assert_int_equal(world->runs, 1);
+    atomic_store_explicit(&world->client->timeline[0], 5, memory_order_release);
+    OPS->kick(world->device);
+    assert_int_equal(wait_done(world).op, 2);
+    assert_int_equal(wait_done(world).op, 3);
+    OPS->abort(world->device, 1);
+    enqueue(world, 0, &(struct device_work){.quick = true}, item_new(world, 4));
+    assert_true(wait_done(world).failed);
+    assert_int_equal(world->runs, 3);
+}
+
 static void an_abort_ends_waits_holds_and_signals(void **state)
 {
     struct world *world = *state;
@@ -426,6 +462,7 @@ int main(void)
         TEST(an_op_waits_for_several_of_other_streams),
         TEST(an_op_waits_for_a_client_timeline),
         TEST(a_signal_after_an_op_comes_when_it_is_done),
+        TEST(a_quick_op_is_done_at_once_where_it_can_be),
         TEST(an_abort_ends_waits_holds_and_signals),
         TEST(a_hold_delays_the_run_by_its_time),
         TEST(drain_waits_for_all_streams),

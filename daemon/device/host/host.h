@@ -43,6 +43,10 @@ struct host_device {
     bool stopping;
     bool awake; /* config.wake was called and take_done has not come to the end yet */
     uint32_t unfinished;
+    /* The last work done within enqueue: what signals asked for behind it say. Loop thread. */
+    struct {
+        uint64_t op, ready_ns, started_ns, done_ns;
+    } quick;
     struct host_work *done_head, *done_tail;
 };
 

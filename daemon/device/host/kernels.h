@@ -38,8 +38,8 @@ struct kernel_reduce {
     struct kernel_partial *partials; /* NULL, or one per chunk of `count` */
 };
 
-/* The contract of struct gw_k_reduce (daemon/device/cuda/kernels.h), bit for bit: inputs of one type,
- * summed, scaled and accumulated in fp32, rounded once to the outputs' type. Conversions are to
+/* The contract of struct gw_k_reduce (daemon/device/cuda/kernels.h), bit for bit: inputs of one
+ * type, summed, scaled and accumulated in fp32, rounded once to the outputs' type. Conversions are to
  * nearest, ties to even. */
 enum kernel_type { KERNEL_FP32 = 0, KERNEL_FP16 = 1, KERNEL_BF16 = 2 };
 
@@ -68,8 +68,8 @@ void kernel_add(float *out, const float *in, uint64_t count, bool accumulate);
 /* Returns the bytes copied. Regions do not overlap, or are the same (then nothing is copied). */
 uint64_t kernel_copy(void *to, const void *from, uint64_t bytes, bool past);
 
-/* From so many bytes on, results are stored past the caches: they would not hold them until somebody
- * reads them, and a line that is written whole need not be read first. */
+/* From so many bytes on, results are stored past the caches: they would not hold them until
+ * somebody reads them, and a line that is written whole need not be read first. */
 #define KERNEL_PAST_BYTES (8u << 20)
 
 static inline bool kernel_is_past(uint64_t bytes)

@@ -86,13 +86,10 @@ static void raise_all(struct host_device *device, struct host_work *work)
 }
 
 /* With the lock held. */
-static void finish(struct host_stream *stream, struct host_work *work)
+static void add_done(struct host_stream *stream, struct host_work *work)
 {
     struct host_device *device = stream->device;
 
-    stream->head = work->next;
-    if (!stream->head)
-        stream->tail = NULL;
     stream->done_op = work->work.op;
     work->next = NULL;
     if (device->done_tail)
@@ -100,6 +97,17 @@ static void finish(struct host_stream *stream, struct host_work *work)
     else
         device->done_head = work;
     device->done_tail = work;
+}
+
+/* With the lock held. */
+static void finish(struct host_stream *stream, struct host_work *work)
+{
+    struct host_device *device = stream->device;
+
+    stream->head = work->next;
+    if (!stream->head)
+        stream->tail = NULL;
+    add_done(stream, work);
     if (--device->unfinished == 0)
         pthread_cond_broadcast(&device->idle);
     host_wake_streams(device);
@@ -263,6 +271,34 @@ static struct host_work *find_unfinished(struct host_device *device, uint64_t op
     return NULL;
 }
 
+/* With the lock held. Streams are idle or not by what the loop thread, which is here, gave them. */
+static bool can_run_now(const struct host_stream *stream, const struct host_work *work)
+{
+    return work->work.quick && !stream->head && !work->work.hold && !failed(stream->device, work) &&
+           waits_over(stream->device, work);
+}
+
+/* Loop thread, which is the one that aborts: none comes in between. */
+static void run_now(struct host_stream *stream, struct host_work *work)
+{
+    struct host_device *device = stream->device;
+    const struct device_work *what = &work->work;
+
+    work->done.started_ns = host_now_ns();
+    join_run(stream, work);
+    what->run(what->arg, NULL);
+    work->done.done_ns = stream->last_done_ns = host_now_ns();
+    host_raise(device, what->signals, what->signal_count, what->ready_ns, work->run_started_ns,
+               work->done.done_ns);
+    device->quick.op = what->op;
+    device->quick.ready_ns = what->ready_ns;
+    device->quick.started_ns = work->run_started_ns;
+    device->quick.done_ns = work->done.done_ns;
+    pthread_mutex_lock(&device->lock);
+    add_done(stream, work);
+    pthread_mutex_unlock(&device->lock);
+}
+
 int host_enqueue(struct device_stream *stream, const struct device_work *work)
 {
     struct host_stream *to = (struct host_stream *)(void *)stream;
@@ -274,6 +310,11 @@ int host_enqueue(struct device_stream *stream, const struct device_work *work)
     pthread_mutex_lock(&device->lock);
     for (uint32_t i = 0; i < work->wait_op_count; i++)
         (void)find_unfinished(device, work->wait_ops[i], &copy->wait_streams[i]);
+    if (can_run_now(to, copy)) {
+        pthread_mutex_unlock(&device->lock);
+        run_now(to, copy);
+        return 0;
+    }
     if (to->tail)
         to->tail->next = copy;
     else
@@ -313,7 +354,10 @@ int host_signal_after(struct device *device, uint64_t op, const struct device_si
     if (work)
         r = add_later(work, signal);
     pthread_mutex_unlock(&host->lock);
-    if (!work) {
+    if (!work && op && op == host->quick.op) {
+        host_raise(host, signal, 1, host->quick.ready_ns, host->quick.started_ns,
+                   host->quick.done_ns);
+    } else if (!work) {
         now_ns = op ? 1 : host_now_ns();
         host_raise(host, signal, 1, now_ns, now_ns, now_ns);
     }

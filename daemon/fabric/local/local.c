@@ -75,6 +75,25 @@ static int stream_of(struct local_fabric *fabric, const struct core_op *op,
     return 0;
 }
 
+/* So little to do that handing it to another thread would take longer. */
+static bool is_quick(const struct local_op *op)
+{
+    const struct core_op *what = &op->op;
+    uint64_t bytes = what->numel * sizeof(float);
+
+    if (what->kind == CORE_OP_REDUCE_SCATTER || what->kind == CORE_OP_ALL_GATHER ||
+        what->kind == CORE_OP_ALL_REDUCE)
+        return bytes <= LOCAL_QUICK_BYTES / what->world && what->world <= LOCAL_QUICK_RANKS;
+    if (what->kind == CORE_OP_BROADCAST)
+        return bytes <= LOCAL_QUICK_BYTES && what->world <= LOCAL_QUICK_RANKS;
+    if (what->kind == CORE_OP_GATHER) {
+        for (uint32_t i = 0; i < op->segment_count; i++)
+            bytes += op->segments[i].bytes;
+        return bytes <= LOCAL_QUICK_BYTES;
+    }
+    return what->kind == CORE_OP_BARRIER;
+}
+
 static int local_launch(struct fabric *fabric, const struct fabric_op *op)
 {
     struct local_fabric *local = local_of(fabric);
@@ -95,6 +114,7 @@ static int local_launch(struct fabric *fabric, const struct fabric_op *op)
                                       .ranks = figures_ranks(op->op),
                                       .ready_ns = op->op->ready_ns,
                                       .chained = op->op->stream == CORE_STREAM_GATHER,
+                                      .quick = is_quick(copy),
                                       .waits = op->waits,
                                       .wait_count = op->wait_count,
                                       .signals = op->signals,

@@ -10,6 +10,9 @@
 #include "daemon/device/host/kernels.h"
 #include "daemon/fabric/figures.h"
 
+#define LOCAL_QUICK_BYTES (64u << 10) /* of a rank's larger buffer; a gather's */
+#define LOCAL_QUICK_RANKS 16u
+
 /* Squares and non-finite counts of one bucket in one step: slices x chunks, slice by slice. Held by
  * the fabric until the step's verdict takes it over, and by each op that writes it, so that a
  * verdict that fails early frees nothing under a reduction. References: loop thread only. */

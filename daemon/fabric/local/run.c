@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Carrying out ops, on stream threads: sums and copies (by bulk.c), the verdict, and the counters
- * of what these moved. Touches only what the op points to, the counters, and the simulated links' clock.
+ * of what these moved. Touches only what the op points to, the counters, and the simulated links'
+ * clock.
  */
 #include <math.h>
 #include <string.h>
