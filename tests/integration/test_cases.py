@@ -414,6 +414,7 @@ def c06_rank(rank, world, where, fork):
         open(where["id"] + ".up", "w").close()
         time.sleep(60)
     token = job.all_reduce(buf.at(), buf.at(), 1024, name="grad")
+    open(f"{where['id']}.in{rank}", "w").close()
     while not os.path.exists(where["id"] + ".killed"):
         time.sleep(0.005)
     t0 = time.monotonic()
@@ -429,7 +430,9 @@ def c06_rank(rank, world, where, fork):
 @pytest.mark.parametrize("fork", [False, True])
 def test_c06_killed_rank_is_told_to_the_others(where, fork):
     ranks = gw.Ranks(3, c06_rank, 3, where, fork)
-    while not os.path.exists(where["id"] + ".up"):
+    deadline = time.monotonic() + 60
+    while not all(os.path.exists(where["id"] + end) for end in (".up", ".in0", ".in2")):
+        assert time.monotonic() < deadline, ranks.join(1)
         time.sleep(0.02)
     ranks.kill(1)
     open(where["id"] + ".killed", "w").close()
@@ -466,6 +469,8 @@ def c06_other_rank(rank, world, where):
         job.wait(job.all_reduce(buf.at(), buf.at(), 8))
         assert buf.floats[0] == 3.0
         rounds += 1
+        if rounds == 1:
+            open(f"{where['id']}.up{rank}", "w").close()
         over = buf.floats[1] > 0  # of all ranks alike: some rank has seen the end
     job.close()
     return rounds
@@ -481,7 +486,8 @@ def test_c06_memory_of_a_killed_rank_goes_and_other_jobs_go_on(where, daemon, gp
     bystanders = gw.Ranks(2, c06_other_rank, 2, other)
     ranks = gw.Ranks(3, c06_big_rank, 3, where)
     deadline = time.monotonic() + 30
-    while not os.path.exists(where["id"] + ".up") and time.monotonic() < deadline:
+    while not all(map(os.path.exists, (where["id"] + ".up", other["id"] + ".up0",
+                                       other["id"] + ".up1"))) and time.monotonic() < deadline:
         time.sleep(0.02)
     before, t0 = memory(daemon, gpus), time.monotonic()
     assert before >= 32 << 20
