@@ -82,7 +82,7 @@ def rank_main(rank, world, where, stage, overlap_off, gather):
     return out
 
 
-@pytest.mark.parametrize("world", [1, 3, 4])
+@pytest.mark.parametrize("world", [pytest.param(1, marks=pytest.mark.host_only("time")), 3, 4])
 @pytest.mark.parametrize("stage, overlap_off, gather",
                          [(0, 0, 0), (0, 1, 0), (1, 0, 0), (1, 1, 0), (2, 0, 0), (2, 1, 0),
                           (3, 0, 0), (3, 1, 0),

@@ -117,6 +117,8 @@ def until(job, state, stage, where, rank):
     if state == "updating":
         return
     job.update_commit()
+    if gw.GPU:
+        gw.GPU.sync()  # a commit counts once its stream has come to it
 
 
 def flag(where, name):

@@ -129,11 +129,13 @@ if not on_cuda():
 
 @pytest.mark.parametrize("world, bucket", [(1, 20000), (2, 1000), (2, 4100), (3, 7780), (4, 30012),
                                            (4, 1 << 20)])
-def test_all_stages_have_the_references_bits(trainer, world, bucket):
+def test_all_stages_have_the_references_bits(trainer, gpus, world, bucket):
     parameters = trainer.parameters()
     common = ["--steps", "5", "--bucket", str(bucket), "--seed", "9"]
     reference = trainer.alone("--reference", str(world), *common)
     for options in ALL:
+        if gpus and options[3] not in overlaps(gpus, options[1]):
+            continue
         check_run(trainer.train(world, *options, *common), parameters, reference)
 
 
