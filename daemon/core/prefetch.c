@@ -12,6 +12,8 @@
 /* A step may fetch each unit several times (forward, backward, recomputation, shared modules). */
 #define SEQUENCE_PER_UNIT 8u
 #define SEQUENCE_EXTRA 64u
+#define ORDERS 8u /* remembered: graphs that alternate */
+#define NO_ORDER UINT32_MAX
 
 struct residency { /* of a fetch unit */
     bool resident;
@@ -25,6 +27,13 @@ struct residency { /* of a fetch unit */
     uint64_t flat_offset; /* bytes, in the flat order */
 };
 
+struct order { /* a step's sequence of fetch units */
+    uint32_t *units;
+    uint32_t count; /* 0: none */
+    uint32_t then;  /* the order of the step after it, last time; NO_ORDER: never seen */
+    uint64_t used;  /* serial of the last step that had it */
+};
+
 struct prefetch {
     const struct gw_layout_unit *units;
     struct prefetch_config config;
@@ -35,10 +44,14 @@ struct prefetch {
     uint64_t *unit_serial;         /* by registered unit: the residency it was last fetched in */
     uint64_t serial;
     uint64_t resident_bytes, ahead_bytes;
-    uint32_t *recorded, *current; /* fetch units: the last step's sequence, and this one's */
-    uint32_t recorded_count, current_count, sequence_max;
-    uint32_t next; /* in recorded: what is expected to be fetched next */
-    bool lost;     /* the step has left the recorded sequence for good */
+    struct order orders[ORDERS];
+    uint64_t steps;     /* that had a sequence */
+    uint32_t last;      /* order of the last step; NO_ORDER: none yet */
+    uint32_t following; /* order that this step is taken to have; NO_ORDER: unknown */
+    uint32_t next;      /* in it: what is expected to be fetched next */
+    bool lost;          /* the step has left it for good */
+    uint32_t *current;  /* this step's sequence */
+    uint32_t current_count, sequence_max;
     struct prefetch_figures figures;
 };
 
@@ -53,6 +66,18 @@ uint64_t prefetch_pool_bytes(const struct gw_layout_page *page, uint64_t budget_
     return bytes < all ? bytes : all;
 }
 
+static void forget_orders(struct prefetch *plan)
+{
+    for (uint32_t o = 0; o < ORDERS; o++) {
+        plan->orders[o].count = 0;
+        plan->orders[o].then = NO_ORDER;
+        plan->orders[o].used = 0;
+    }
+    plan->last = plan->following = NO_ORDER;
+    plan->current_count = plan->next = 0;
+    plan->lost = false;
+}
+
 static int allocate(struct prefetch *plan, const struct gw_layout_page *page)
 {
     uint64_t pool_bytes = prefetch_pool_bytes(page, plan->config.budget_bytes);
@@ -60,10 +85,14 @@ static int allocate(struct prefetch *plan, const struct gw_layout_page *page)
     plan->whole = pool_bytes == page->padded_numel * FLOAT_BYTES;
     plan->residencies = calloc((size_t)page->fetch_units + 1, sizeof(*plan->residencies));
     plan->unit_serial = calloc((size_t)page->units + 1, sizeof(*plan->unit_serial));
-    plan->recorded = calloc(plan->sequence_max, sizeof(*plan->recorded));
     plan->current = calloc(plan->sequence_max, sizeof(*plan->current));
-    if (!plan->residencies || !plan->unit_serial || !plan->recorded || !plan->current)
+    if (!plan->residencies || !plan->unit_serial || !plan->current)
         return GW_E_NOMEM;
+    for (uint32_t o = 0; o < ORDERS; o++) {
+        plan->orders[o].units = calloc(plan->sequence_max, sizeof(*plan->orders[o].units));
+        if (!plan->orders[o].units)
+            return GW_E_NOMEM;
+    }
     return pool_new(pool_bytes, page->fetch_units, &plan->pool);
 }
 
@@ -82,6 +111,7 @@ int prefetch_new(const struct layout *layout, const struct prefetch_config *conf
     plan->fetch_units = page->fetch_units;
     plan->sequence_max = page->fetch_units * SEQUENCE_PER_UNIT + SEQUENCE_EXTRA;
     r = allocate(plan, page);
+    forget_orders(plan);
     if (r < 0) {
         prefetch_free(plan);
         return r;
@@ -103,7 +133,8 @@ struct prefetch *prefetch_free(struct prefetch *plan)
     pool_free(plan->pool);
     free(plan->residencies);
     free(plan->unit_serial);
-    free(plan->recorded);
+    for (uint32_t o = 0; o < ORDERS; o++)
+        free(plan->orders[o].units);
     free(plan->current);
     free(plan);
     return NULL;
@@ -192,18 +223,55 @@ static void pass_others(struct prefetch *plan, uint32_t f)
 
 /* ---- sequence -------------------------------------------------------------------------------- */
 
-/* The residency of f is used for the first time: record it, and find it in the recorded order. */
-static void follow(struct prefetch *plan, uint32_t f)
+/* The order used last among those that began as this step has; NO_ORDER: none did. */
+static uint32_t order_by_prefix(const struct prefetch *plan)
 {
-    if (plan->current_count < plan->sequence_max)
-        plan->current[plan->current_count++] = f;
-    for (uint32_t i = plan->next; i < plan->recorded_count && !plan->lost; i++) {
-        if (plan->recorded[i] == f) {
+    size_t bytes = plan->current_count * sizeof(*plan->current);
+    uint32_t found = NO_ORDER;
+
+    for (uint32_t o = 0; o < ORDERS; o++) {
+        const struct order *order = &plan->orders[o];
+
+        if (order->count >= plan->current_count && !memcmp(order->units, plan->current, bytes) &&
+            (found == NO_ORDER || order->used > plan->orders[found].used))
+            found = o;
+    }
+    return found;
+}
+
+/* The residency of f is used for the first time: where does that leave us in a known order? What
+ * was expected; else an order that began with all that this step has fetched; else further on in
+ * the one that was followed. */
+static void find_place(struct prefetch *plan, uint32_t f)
+{
+    const struct order *order = plan->following == NO_ORDER ? NULL : &plan->orders[plan->following];
+    uint32_t other;
+
+    if (order && !plan->lost && plan->next < order->count && order->units[plan->next] == f) {
+        plan->next++;
+        return;
+    }
+    other = order_by_prefix(plan);
+    if (other != NO_ORDER) {
+        plan->following = other;
+        plan->next = plan->current_count;
+        plan->lost = false;
+        return;
+    }
+    for (uint32_t i = plan->next; order && i < order->count && !plan->lost; i++) {
+        if (order->units[i] == f) {
             plan->next = i + 1;
             return;
         }
     }
     plan->lost = true;
+}
+
+static void follow(struct prefetch *plan, uint32_t f)
+{
+    if (plan->current_count < plan->sequence_max)
+        plan->current[plan->current_count++] = f;
+    find_place(plan, f);
 }
 
 static void first_fetch(struct prefetch *plan, uint32_t f, bool ahead)
@@ -259,10 +327,10 @@ void prefetch_release(struct prefetch *plan, uint32_t unit)
 
 bool prefetch_ahead(struct prefetch *plan, struct prefetch_gather *ret_gather)
 {
-    if (plan->lost)
-        return false;
-    for (uint32_t i = plan->next; i < plan->recorded_count; i++) {
-        struct residency *at = &plan->residencies[plan->recorded[i]];
+    const struct order *order = plan->following == NO_ORDER ? NULL : &plan->orders[plan->following];
+
+    for (uint32_t i = plan->next; order && !plan->lost && i < order->count; i++) {
+        struct residency *at = &plan->residencies[order->units[i]];
         uint64_t offset;
 
         if (at->resident && !at->fetched)
@@ -273,8 +341,8 @@ bool prefetch_ahead(struct prefetch *plan, struct prefetch_gather *ret_gather)
             plan->resident_bytes + at->bytes > plan->config.budget_bytes ||
             !take_room(plan, at, &offset))
             return false;
-        start_residency(plan, plan->recorded[i], offset);
-        *ret_gather = (struct prefetch_gather){plan->recorded[i], offset};
+        start_residency(plan, order->units[i], offset);
+        *ret_gather = (struct prefetch_gather){order->units[i], offset};
         return true;
     }
     return false;
@@ -290,14 +358,46 @@ static void end_all(struct prefetch *plan)
     }
 }
 
+/* The step's order: a known one, or in place of the one used longest ago. */
+static uint32_t remember(struct prefetch *plan)
+{
+    size_t bytes = plan->current_count * sizeof(*plan->current);
+    uint32_t at = 0;
+    uint32_t *units;
+
+    for (uint32_t o = 0; o < ORDERS; o++) {
+        if (plan->orders[o].count == plan->current_count &&
+            !memcmp(plan->orders[o].units, plan->current, bytes))
+            return o;
+        if (plan->orders[o].used < plan->orders[at].used)
+            at = o;
+    }
+    for (uint32_t o = 0; o < ORDERS; o++) {
+        if (plan->orders[o].then == at)
+            plan->orders[o].then = NO_ORDER;
+    }
+    if (plan->last == at)
+        plan->last = NO_ORDER;
+    units = plan->orders[at].units;
+    plan->orders[at] = (struct order){plan->current, plan->current_count, NO_ORDER, 0};
+    plan->current = units;
+    return at;
+}
+
 void prefetch_step_end(struct prefetch *plan)
 {
-    uint32_t *sequence = plan->recorded;
+    uint32_t at;
 
     end_all(plan);
-    plan->recorded = plan->current;
-    plan->recorded_count = plan->current_count;
-    plan->current = sequence;
+    if (plan->current_count > 0) {
+        at = remember(plan);
+        plan->orders[at].used = ++plan->steps;
+        if (plan->last != NO_ORDER)
+            plan->orders[plan->last].then = at;
+        plan->last = at;
+        /* The next step is what came after this one last time; never seen: the same again. */
+        plan->following = plan->orders[at].then == NO_ORDER ? at : plan->orders[at].then;
+    }
     plan->current_count = 0;
     plan->next = 0;
     plan->lost = false;
@@ -309,9 +409,7 @@ void prefetch_reset(struct prefetch *plan)
 
     end_all(plan);
     plan->figures.drops = drops; /* a broken step's residencies are nobody's misjudgement */
-    plan->recorded_count = plan->current_count = 0;
-    plan->next = 0;
-    plan->lost = false;
+    forget_orders(plan);
 }
 
 struct prefetch_figures prefetch_figures(const struct prefetch *plan)

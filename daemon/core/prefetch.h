@@ -2,17 +2,22 @@
 /*
  * Plan of one rank's gathers in stage 3: which fetch unit is resident, where in the pool, and what
  * is gathered ahead. It takes decisions and starts nothing; its only inputs are the layout, the
- * rank's fetches and releases, and the sequence they made in the last step. Never completions,
+ * rank's fetches and releases, and the sequences they made in earlier steps. Never completions,
  * other ranks or time. Pure; one thread per object.
  *
  * A residency of a fetch unit starts with its gather and ends when nothing of it is fetched and
  * either all its registered units have been fetched in it, or another fetch unit has been fetched
  * since, or the step ends. So a pass over merged units gathers them once, and forward and backward
- * gather each unit twice. The order of first fetches is recorded, residency by residency, and the
- * next step gathers ahead along it: as far as prefetch_bytes (gathered and not yet fetched) and
- * the budget (all residencies) allow, never past the step's end. A fetch out of order moves on to
- * its next occurrence in the record; if there is none, nothing is gathered ahead until the step
- * ends.
+ * gather each unit twice.
+ *
+ * The order of first fetches is recorded, residency by residency; the last orders are remembered,
+ * so that graphs may alternate, and for each the order that came after it. A step is taken to have
+ * the order that came after the last one's, until it fetches something else; then the order used
+ * last among those that began with all that the step has fetched; if there is none, a fetch out of
+ * order moves on to its next occurrence in the order followed, and if it does not occur there,
+ * nothing is gathered ahead until the step ends. Along the order followed units are gathered ahead
+ * as far as prefetch_bytes (gathered and not yet fetched) and the budget (all residencies) allow,
+ * never past the step's end.
  *
  * All residencies together take at most budget + the largest fetch unit.
  */
@@ -60,7 +65,7 @@ int prefetch_fetch(struct prefetch *plan, uint32_t unit, struct prefetch_gather 
 void prefetch_release(struct prefetch *plan, uint32_t unit);
 /* After a fetch or release: the next gather ahead to start now; false: no more. */
 bool prefetch_ahead(struct prefetch *plan, struct prefetch_gather *ret_gather);
-/* Everything has been released. The step's sequence becomes the recorded one. */
+/* Everything has been released. The step's sequence is remembered. */
 void prefetch_step_end(struct prefetch *plan);
 /* As new, but for the figures. */
 void prefetch_reset(struct prefetch *plan);

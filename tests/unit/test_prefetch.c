@@ -481,9 +481,102 @@ static void residencies_never_overlap(void **state)
     close_plan(plan);
 }
 
+/* ---- several graphs -------------------------------------------------------------------------- */
+
+/* Ten units; a: forward and back, b: forward alone. */
+static struct plan *ten(void)
+{
+    static const uint64_t numels[10] = {12, 12, 12, 12, 12, 12, 12, 12, 12, 12};
+
+    return open_plan(numels, 10, 12, 120, 120);
+}
+
+static void step(struct plan *plan, bool back)
+{
+    for (uint32_t u = 0; u < 10; u++)
+        use(plan, u);
+    for (uint32_t u = 10; u-- > 0 && back;)
+        use(plan, u);
+    prefetch_step_end(plan->plan);
+}
+
+/* D02: once both were seen in turn, all but the first fetch of a step is gathered ahead. */
+static void test_d02_two_graphs_alternate(void **state)
+{
+    struct plan *plan = ten();
+    struct prefetch_figures before, after;
+    uint64_t hits, all;
+
+    (void)state;
+    for (uint32_t i = 0; i < 4; i++)
+        step(plan, i % 2 == 0);
+    before = prefetch_figures(plan->plan);
+    for (uint32_t i = 0; i < 20; i++)
+        step(plan, i % 2 == 0);
+    after = prefetch_figures(plan->plan);
+    hits = after.hits - before.hits;
+    all = hits + after.misses - before.misses;
+    /* A's middle unit stays resident between forward and back or is fetched again. */
+    assert_true(hits * 10 > all * 9);
+    assert_int_equal(after.misses - before.misses, 20);
+    assert_int_equal(after.drops, before.drops);
+    close_plan(plan);
+}
+
+/* A graph that comes back after others prefetches from its first step on, by its first fetch. */
+static void test_known_graph_prefetches_at_once(void **state)
+{
+    struct plan *plan = ten();
+    struct prefetch_figures before, after;
+
+    (void)state;
+    for (uint32_t i = 0; i < 3; i++) { /* units 5 to 9 alone */
+        for (uint32_t u = 5; u < 10; u++)
+            use(plan, u);
+        prefetch_step_end(plan->plan);
+    }
+    for (uint32_t i = 0; i < 5; i++)
+        step(plan, true);
+    before = prefetch_figures(plan->plan);
+    for (uint32_t u = 5; u < 10; u++)
+        use(plan, u);
+    after = prefetch_figures(plan->plan);
+    assert_int_equal(after.hits - before.hits, 4);
+    assert_int_equal(after.misses - before.misses, 1);
+    prefetch_step_end(plan->plan);
+    close_plan(plan);
+}
+
+/* Nine orders: the one used longest ago is forgotten, the other eight are known. */
+static void test_oldest_order_is_forgotten(void **state)
+{
+    struct plan *plan = ten();
+    struct prefetch_figures before;
+
+    (void)state;
+    for (uint32_t first = 0; first < 9; first++) {
+        use(plan, first);
+        use(plan, 9);
+        prefetch_step_end(plan->plan);
+    }
+    before = prefetch_figures(plan->plan);
+    use(plan, 1);
+    use(plan, 9);
+    prefetch_step_end(plan->plan);
+    assert_int_equal(prefetch_figures(plan->plan).hits - before.hits, 1);
+    before = prefetch_figures(plan->plan);
+    use(plan, 0);
+    use(plan, 9);
+    assert_int_equal(prefetch_figures(plan->plan).hits - before.hits, 0);
+    close_plan(plan);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_d02_two_graphs_alternate),
+        cmocka_unit_test(test_known_graph_prefetches_at_once),
+        cmocka_unit_test(test_oldest_order_is_forgotten),
         cmocka_unit_test(forward_and_backward_gather_each_unit_twice),
         cmocka_unit_test(the_next_unit_is_gathered_while_this_one_is_used),
         cmocka_unit_test(merged_units_are_gathered_once_per_pass),
