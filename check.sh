@@ -1,24 +1,25 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Installs what is missing, builds gradwire four ways, runs every test, and prints the totals last:
+# Installs what is missing, builds gradwire five ways, runs every test, and prints the totals last:
 #
 #   release   all tests but those that drop an ordering edge; CUDA code on doubles of GPUs
 #   debug     the tests that drop one (GW_TEST_EDGES)
 #   asan      AddressSanitizer and UndefinedBehaviorSanitizer: unit, fuzz, end to end, security
 #   tsan      ThreadSanitizer: the tests of shared pages
+#   coverage  unit, simulator and fuzz once more: branches taken in the pure parts, 95 % at least
 #
-# use: ./check.sh [release] [debug] [asan] [tsan]     (none: all)
+# use: ./check.sh [release] [debug] [asan] [tsan] [coverage]     (none: all)
 # Output of each step is in build/<preset>/*.log. Exit code 0 only if nothing failed.
 set -uo pipefail
 
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")" || exit 1
 presets=("$@")
-(( $# )) || presets=(release debug asan tsan)
+(( $# )) || presets=(release debug asan tsan coverage)
 for preset in "${presets[@]}"; do
     case $preset in
-        release | debug | asan | tsan) ;;
-        *) echo "use: ./check.sh [release] [debug] [asan] [tsan]" >&2; exit 64 ;;
+        release | debug | asan | tsan | coverage) ;;
+        *) echo "use: ./check.sh [release] [debug] [asan] [tsan] [coverage]" >&2; exit 64 ;;
     esac
 done
 
@@ -66,6 +67,7 @@ run_tests() {
         debug) which=(-L '^edges$') ;;
         asan) which=(-L '^(unit|fuzz|e2e|security)$') ;;
         tsan) which=(-L '^tsan$') ;;
+        coverage) which=(-L '^coverage$') ;;
     esac
     # Where the kernel spreads addresses widely, older sanitizers find their shadow taken.
     local -a fixed=()
@@ -82,7 +84,7 @@ run_tests() {
 for preset in "${presets[@]}"; do
     mkdir -p "build/$preset"
     target=all
-    [[ $preset != tsan ]] || target=gw_tsan_tests
+    [[ $preset != tsan && $preset != coverage ]] || target=gw_${preset}_tests
     if ! step "$preset" configure cmake --preset "$preset" -DGW_TESTS=ON $(cuda_of "$preset") ||
        ! step "$preset" build cmake --build --preset "$preset" --target "$target" -j "$jobs"; then
         tail -n 30 "build/$preset/configure.log" "build/$preset/build.log" 2>/dev/null
@@ -91,6 +93,11 @@ for preset in "${presets[@]}"; do
     fi
     if ! run_tests "$preset"; then
         sed -n '/The following tests FAILED/,$p' "build/$preset/test.log"
+    fi
+    if [[ $preset == coverage ]]; then
+        step coverage branches python3 -B tests/coverage.py build/coverage ||
+            failed+=(--failed "branch coverage of the pure parts")
+        cat build/coverage/branches.log
     fi
     results+=("$preset=build/$preset")
 done
