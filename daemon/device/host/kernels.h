@@ -39,8 +39,8 @@ struct kernel_reduce {
 };
 
 /* The contract of struct gw_k_reduce (daemon/device/cuda/kernels.h), bit for bit: inputs of one
- * type, summed, scaled and accumulated in fp32, rounded once to the outputs' type. Conversions are to
- * nearest, ties to even. */
+ * type, summed, scaled and accumulated in fp32, rounded once to the outputs' type. Conversions are
+ * to nearest, ties to even. */
 enum kernel_type { KERNEL_FP32 = 0, KERNEL_FP16 = 1, KERNEL_BF16 = 2 };
 
 struct kernel_mixed {
