@@ -244,7 +244,7 @@ static int judge(struct reader *reader, const struct deepspeed_key *key, const c
         if (matters && !is_given(reader, key))
             text_add(&reader->auto_list, "%s%s", reader->auto_list.used ? ", " : "", key->path);
         verdict->status = matters ? DEEPSPEED_MAPPED : DEEPSPEED_NOT_NEEDED;
-        text_add(&verdict->meaning, "%s", matters ? "filled in by the command line" : key->meaning);
+        text_add(&verdict->meaning, "%s", matters ? "filled in by the caller" : key->meaning);
         return 0;
     }
     if (json_is_null(json)) {
@@ -265,7 +265,7 @@ static int judge(struct reader *reader, const struct deepspeed_key *key, const c
         text_add(&verdict->meaning, "%s", key->meaning);
     }
     if (r == 0 && is_given(reader, key))
-        text_add(&verdict->meaning, "; the command line says otherwise and is used");
+        text_add(&verdict->meaning, "; the caller says otherwise and is used");
     return r;
 }
 
@@ -442,6 +442,8 @@ int deepspeed_parse(const char *text, size_t bytes, const char *file,
     }
     if (r == 0)
         r = apply_defaults(&reader);
+    if (r == 0 && reader.fp16)
+        reader.config->loss_scale.clip_norm = reader.config->options.clip_norm;
     json_decref(root);
     if (r < 0) {
         (void)deepspeed_free(reader.config);

@@ -55,6 +55,7 @@ struct deepspeed_given {
 
 struct deepspeed {
     struct gw_zero_options options;
+    struct gw_loss_scale_options loss_scale; /* struct_size 0: fp16 is off */
     struct deepspeed_list keys, defaults;
 };
 

@@ -30,10 +30,6 @@
     "is the trainer's choice"
 #define QUANTIZED "quantized communication is not done here: sums are exact"
 #define SPARSE "sparse gradients and attention are not done here"
-#define SCALER                                                                                     \
-    PLANNED                                                                                        \
-    "the loss scaler; overflows of the first steps are its search, step and bucket are reported"
-
 const struct deepspeed_key deepspeed_keys[] = {
     /* ---- ZeRO: reductions ---- */
     DOES(ZERO("stage"), KEY_COUNT, take_stage, "0", NULL),
@@ -125,12 +121,12 @@ const struct deepspeed_key deepspeed_keys[] = {
     DOES("gradient_accumulation_steps", KEY_COUNT, take_batch, NULL, NULL),
     /* ---- precision ---- */
     DOES("fp16.enabled", KEY_BOOL, take_half, NULL, "fp16"),
-    DOES("fp16.loss_scale", KEY_NUMBER, take_scaler, NULL, SCALER),
-    DOES("fp16.initial_scale_power", KEY_COUNT, take_scaler, NULL, SCALER),
-    DOES("fp16.loss_scale_window", KEY_COUNT, take_scaler, NULL, SCALER),
-    DOES("fp16.hysteresis", KEY_COUNT, take_scaler, NULL, SCALER),
-    DOES("fp16.consecutive_hysteresis", KEY_BOOL, take_scaler, NULL, SCALER),
-    DOES("fp16.min_loss_scale", KEY_NUMBER, take_scaler, NULL, SCALER),
+    DOES("fp16.loss_scale", KEY_NUMBER, take_scaler, NULL, "static_scale"),
+    DOES("fp16.initial_scale_power", KEY_COUNT, take_scaler, NULL, "initial_scale"),
+    DOES("fp16.loss_scale_window", KEY_COUNT, take_scaler, NULL, "window"),
+    DOES("fp16.hysteresis", KEY_COUNT, take_scaler, NULL, "hysteresis"),
+    DOES("fp16.consecutive_hysteresis", KEY_BOOL, take_scaler, NULL, "consecutive_hysteresis"),
+    DOES("fp16.min_loss_scale", KEY_NUMBER, take_scaler, NULL, "min_scale"),
     KEY("fp16.auto_cast", KEY_BOOL, NOT_NEEDED, TRAINER),
     KEY("fp16.fused_mode", KEY_BOOL, NOT_NEEDED, TRAINER),
     KEY("fp16.fp16_master_weights_and_grads", KEY_BOOL, REJECTED, "master weights are fp32 here"),

@@ -221,13 +221,67 @@ TAKE(take_half)
     return 0;
 }
 
+#define SCALE_POWER_MAX 127 /* 2^127 is the last below infinity in fp32 */
+
+static int set_scale(struct reader *reader, const struct deepspeed_key *key, double scale,
+                     double *at)
+{
+    if (!(scale > 0) || scale > ldexp(1, SCALE_POWER_MAX))
+        return deepspeed_wrong(reader, key->path, "must be above 0 and at most 2^127");
+    *at = scale;
+    return 0;
+}
+
+static int set_count(struct reader *reader, const struct deepspeed_key *key, int64_t count,
+                     uint32_t *at)
+{
+    if (count < 1 || count > INT32_MAX)
+        return deepspeed_wrong(reader, key->path, "must be 1 to %d", INT32_MAX);
+    *at = (uint32_t)count;
+    return 0;
+}
+
+/* key->meaning: the member that is set. */
+static int set_scaler(struct reader *reader, const struct deepspeed_key *key,
+                      const struct key_value *value)
+{
+    struct gw_loss_scale_options *scaler = &reader->config->loss_scale;
+
+    if (strcmp(key->meaning, "static_scale") == 0) /* 0: dynamic */
+        return value->number == 0 ? 0
+                                  : set_scale(reader, key, value->number, &scaler->static_scale);
+    if (strcmp(key->meaning, "min_scale") == 0)
+        return set_scale(reader, key, value->number, &scaler->min_scale);
+    if (strcmp(key->meaning, "window") == 0)
+        return set_count(reader, key, value->whole, &scaler->window);
+    if (strcmp(key->meaning, "hysteresis") == 0)
+        return set_count(reader, key, value->whole, &scaler->hysteresis);
+    if (strcmp(key->meaning, "consecutive_hysteresis") == 0) {
+        scaler->consecutive_hysteresis = value->on;
+        return 0;
+    }
+    if (value->whole > SCALE_POWER_MAX)
+        return deepspeed_wrong(reader, key->path, "must be at most %d", SCALE_POWER_MAX);
+    scaler->initial_scale = ldexp(1, (int)value->whole);
+    return 0;
+}
+
 /* reader->fp16 was looked up first: "enabled" may stand after its details. */
 TAKE(take_scaler)
 {
-    (void)value;
-    SAY(reader->fp16 ? DEEPSPEED_REJECTED : DEEPSPEED_NOT_NEEDED, "%s",
-        reader->fp16 ? key->meaning : "fp16 is off");
-    return 0;
+    int r;
+
+    if (!reader->fp16) {
+        SAY(DEEPSPEED_NOT_NEEDED, "fp16 is off");
+        return 0;
+    }
+    r = set_scaler(reader, key, value);
+    if (r == 0)
+        SAY(DEEPSPEED_MAPPED,
+            "the loss scaler's %s (gw_loss_scale_init); overflows of the first steps are its "
+            "search, step and bucket are reported",
+            key->meaning);
+    return r;
 }
 
 /* ---- batch ----------------------------------------------------------------------------------- */
@@ -278,6 +332,21 @@ static int settle_batch(struct reader *reader, uint64_t *ret_steps)
     return 0;
 }
 
+/* The gradient's clip is the scaler's to do: a verdict's norm is that of the scaled gradient. */
+static int settle_scaler(struct reader *reader)
+{
+    struct gw_loss_scale_options *scaler = &reader->config->loss_scale;
+    double initial = scaler->initial_scale > 0 ? scaler->initial_scale : 65536;
+
+    if (!reader->fp16)
+        return 0;
+    scaler->struct_size = sizeof(*scaler);
+    if (scaler->min_scale > initial)
+        return deepspeed_wrong(reader, "fp16.min_loss_scale", "is above the initial scale %g",
+                               initial);
+    return 0;
+}
+
 int deepspeed_settle(struct reader *reader)
 {
     uint64_t steps = 0;
@@ -285,6 +354,9 @@ int deepspeed_settle(struct reader *reader)
 
     if (reader->fp16 && reader->bf16)
         return deepspeed_wrong(reader, "fp16.enabled", "and bf16.enabled contradict each other");
+    r = settle_scaler(reader);
+    if (r < 0)
+        return r;
     if (reader->given->micro_steps) {
         options_of(reader)->micro_steps = reader->given->micro_steps;
         return 0;

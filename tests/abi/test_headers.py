@@ -27,7 +27,7 @@ def compile_text(source, compiler, language, flags, *more):
 
 def test_there_are_public_headers():
     assert {str(h) for h in HEADERS} == {"gradwire/gradwire.h", "gradwire/cuda.h",
-                                         "gradwire/errors.h"}
+                                         "gradwire/deepspeed.h", "gradwire/errors.h"}
 
 
 @pytest.mark.parametrize("compiler, language, flags", LANGUAGES)
@@ -50,9 +50,9 @@ def test_headers_need_no_project_macro():
 
 def test_struct_size_comes_first():
     """Option structs can grow: their first field says how large the caller's is."""
-    source = "#include <gradwire/gradwire.h>\n" + "".join(
+    source = "#include <gradwire/deepspeed.h>\n" + "".join(
         f"typedef char c_{s}[offsetof(struct {s}, struct_size) == 0 ? 1 : -1];\n"
         for s in ("gw_job_options", "gw_zero_options", "gw_op_options", "gw_stats",
-                  "gw_loss_scale_options", "gw_state_options"))
+                  "gw_loss_scale_options", "gw_state_options", "gw_deepspeed_given"))
     done = compile_text(source, "cc", "c", ["-std=c99"])
     assert done.returncode == 0, done.stderr

@@ -2,7 +2,8 @@
 """The client libraries export what their headers declare, and cannot do what they promised not to.
 
 libgradwire has the calls on a job, those of <gradwire/cuda.h> too; libgradwire-cuda, built where
-CUDA's headers are, has those that make and free a device, and links no CUDA library."""
+CUDA's headers are, has those that make and free a device, and links no CUDA library;
+libgradwire-deepspeed has those of <gradwire/deepspeed.h>, and jansson, which no other one needs."""
 import os
 import pathlib
 import re
@@ -14,9 +15,10 @@ ROOT = pathlib.Path(os.environ.get("GRADWIRE_SOURCE") or pathlib.Path(__file__).
 BUILD = pathlib.Path(os.environ["GRADWIRE_BUILD"])
 LIBRARY = BUILD / "client/lib/libgradwire.so"
 CUDA_LIBRARY = BUILD / "client/cuda/libgradwire-cuda.so"
-LIBRARIES = [LIBRARY, CUDA_LIBRARY]
+DEEPSPEED_LIBRARY = BUILD / "client/deepspeed/libgradwire-deepspeed.so"
+LIBRARIES = [LIBRARY, CUDA_LIBRARY, DEEPSPEED_LIBRARY]
 OF_CUDA_LIBRARY = {"gw_cuda_device_new", "gw_cuda_device_free"}
-PRIVATE = {"gw_private_error"}  # from one to the other, in a version of its own
+PRIVATE = {"gw_private_error"}  # from one to the others, in a version of its own
 
 # No thread, no signal handler, no exit, no output, no change of the environment.
 FORBIDDEN = re.compile(
@@ -62,6 +64,8 @@ def test_exports_exactly_the_declared_calls(library):
     assert OF_CUDA_LIBRARY < declared("cuda.h")
     if library == CUDA_LIBRARY:
         assert exports(library) == OF_CUDA_LIBRARY
+    elif library == DEEPSPEED_LIBRARY:
+        assert exports(library) == declared("deepspeed.h")
     else:
         assert exports(library) == everything - OF_CUDA_LIBRARY | PRIVATE
 
@@ -78,6 +82,14 @@ def test_soname_is_versioned():
     out = dynamic(LIBRARY)
     assert "[libgradwire.so.0]" in out
     assert "TEXTREL" not in out and "RPATH" not in out and "RUNPATH" not in out
+
+
+def test_jansson_is_the_deepspeed_librarys_alone():
+    """A training process without such a configuration neither loads nor depends on it."""
+    assert "[libgradwire-deepspeed.so.0]" in dynamic(DEEPSPEED_LIBRARY)
+    for library in LIBRARIES:
+        if library.exists():
+            assert ("[libjansson." in dynamic(library)) == (library == DEEPSPEED_LIBRARY)
 
 
 def test_soname_of_the_cuda_library():

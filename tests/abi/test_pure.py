@@ -115,6 +115,12 @@ def test_the_cuda_library_knows_one_table_of_the_library():
     check_own_includes("client/cuda", ("gradwire/", "client/lib/device.h", "client/cuda/"))
 
 
+def test_the_deepspeed_library_includes_the_parser():
+    assert sources("client/deepspeed"), "client/deepspeed is missing"
+    check_own_includes("client/deepspeed", ("gradwire/", "client/lib/device.h", "daemon/base/",
+                                            "daemon/conf/deepspeed.h"))
+
+
 def test_the_tool_includes_little_of_the_daemon():
     check_own_includes("client/ctl", ("gradwire/", "proto/", "daemon/base/", "client/ctl/",
                                       "daemon/core/layout.h", "daemon/core/plan.h",

@@ -132,6 +132,40 @@ static void g02_an_old_public_example_is_accepted(void **state)
     deepspeed_free(config);
 }
 
+static void the_loss_scaler_is_configured(void **state)
+{
+    struct deepspeed *config =
+        parse("{\"fp16\": {\"initial_scale_power\": 20, \"loss_scale_window\": 500, "
+              "\"hysteresis\": 4, \"consecutive_hysteresis\": true, \"min_loss_scale\": 0.25, "
+              "\"loss_scale\": 0, \"enabled\": true}, \"gradient_clipping\": 3}");
+
+    (void)state;
+    assert_int_equal(config->loss_scale.struct_size, sizeof(config->loss_scale));
+    assert_true(config->loss_scale.initial_scale == 1048576);
+    assert_true(config->loss_scale.min_scale == 0.25);
+    assert_true(config->loss_scale.static_scale == 0);
+    assert_true(config->loss_scale.clip_norm == 3);
+    assert_int_equal(config->loss_scale.window, 500);
+    assert_int_equal(config->loss_scale.hysteresis, 4);
+    assert_int_equal(config->loss_scale.consecutive_hysteresis, 1);
+    deepspeed_free(config);
+    config = parse("{\"fp16\": {\"enabled\": true, \"loss_scale\": 128}}");
+    assert_true(config->loss_scale.static_scale == 128);
+    assert_true(config->loss_scale.clip_norm == 1);
+    deepspeed_free(config);
+    config = parse("{\"fp16\": {\"loss_scale\": 128}}");
+    assert_int_equal(config->loss_scale.struct_size, 0);
+    deepspeed_free(config);
+#define FP16(inside) "{\"fp16\": {\"enabled\": true, " inside "}}"
+    assert_refused(FP16("\"initial_scale_power\": 128"), "fp16.initial_scale_power must be");
+    assert_refused(FP16("\"loss_scale\": -1"), "fp16.loss_scale must be above 0");
+    assert_refused(FP16("\"loss_scale_window\": 0"), "fp16.loss_scale_window must be 1 to");
+    assert_refused(FP16("\"hysteresis\": 0"), "fp16.hysteresis must be 1 to");
+    assert_refused(FP16("\"min_loss_scale\": 0"), "fp16.min_loss_scale must be above 0");
+    assert_refused(FP16("\"initial_scale_power\": 2, \"min_loss_scale\": 5"),
+                   "fp16.min_loss_scale is above the initial scale 4");
+}
+
 static void g03_floats_are_whole_numbers_where_they_are(void **state)
 {
     struct deepspeed *config = parse(ZERO("\"reduce_bucket_size\": 5e8"));
@@ -285,7 +319,7 @@ static const struct {
     {"{\"bf16\": {\"enabled\": true}}", "bf16.enabled", DEEPSPEED_REJECTED},
     {"{\"bfloat16\": {\"enabled\": false}}", "bfloat16.enabled", DEEPSPEED_NOT_NEEDED},
     {"{\"fp16\": {\"loss_scale\": 0}}", "fp16.loss_scale", DEEPSPEED_NOT_NEEDED},
-    {"{\"fp16\": {\"hysteresis\": 2, \"enabled\": true}}", "fp16.hysteresis", DEEPSPEED_REJECTED},
+    {"{\"fp16\": {\"hysteresis\": 2, \"enabled\": true}}", "fp16.hysteresis", DEEPSPEED_MAPPED},
     {"{\"zero_optimization\": true}", "zero_optimization", DEEPSPEED_MAPPED},
 };
 
@@ -392,6 +426,7 @@ int main(void)
         TEST(keys_become_options),
         TEST(g01_absent_clipping_is_one_and_told),
         TEST(g02_an_old_public_example_is_accepted),
+        TEST(the_loss_scaler_is_configured),
         TEST(g03_floats_are_whole_numbers_where_they_are),
         TEST(g04_auto_is_refused_by_name_unless_filled_in),
         TEST(r10_a_bucket_of_nothing_is_refused),
