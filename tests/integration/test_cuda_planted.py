@@ -129,10 +129,11 @@ def test_steps_without_a_fault(gpus, runtime_dir, tmp_path, order):
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_fault_is_caught(gpus, runtime_dir, tmp_path, fault):
+def test_fault_is_caught(gpus, runtime_dir, tmp_path, record_property, fault):
     order, shown_by = FAULTS[fault]
     results, rules = outcome(gpus, runtime_dir, tmp_path, order, fault)
     shown = rules | (set() if results == [("ok", True)] * WORLD else {"values"})
     gpus.allowed = rules  # broken on purpose, and what is left by who failed
     print(f"{fault}: {results}, {rules}")
     assert shown & set(shown_by.split()), "it was not caught"
+    record_property("fault_caught", fault)
