@@ -67,7 +67,10 @@ run_tests() {
         debug) which=(-L '^edges$') ;;
         asan) which=(-L '^(unit|fuzz|e2e|security)$') ;;
         tsan) which=(-L '^tsan$') ;;
-        coverage) which=(-L '^coverage$') ;;
+        coverage)
+            which=(-L '^coverage$')
+            find build/coverage -name '*.gcda' -delete
+            ;;
     esac
     # Where the kernel spreads addresses widely, older sanitizers find their shadow taken.
     local -a fixed=()
