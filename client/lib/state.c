@@ -93,6 +93,7 @@ static int agree(struct state *s, int r)
     if (r < 0)
         (void)strncat(own.text, gw_last_error(), sizeof(own.text) - 1);
     r = gather(s, &own, all);
+    s->board_in_use = r < 0;
     if (r == 0)
         r = judge(s, all);
     free(all);
@@ -202,18 +203,19 @@ static int check_call(const char *path, const struct gw_state_options *options,
                         sizeof(defaults.struct_size), "gw_state_options");
 }
 
-/* The text of the error, which freeing a buffer may replace, is put back. */
+/* An agreement that failed may have left a copy or an op of the board's on its way. The text of the
+ * call's error, which freeing may replace, is put back. */
 static int free_board(struct state *s, int r)
 {
     char text[1024];
     int freed;
 
+    if (s->board_in_use)
+        return r;
     (void)strncpy(text, gw_last_error(), sizeof(text) - 1);
     text[sizeof(text) - 1] = '\0';
-    freed = gw_buffer_free(s->job, s->board); /* what is still in use goes with the job */
-    if (r < 0)
-        return err_set(r, "%s", text);
-    return freed;
+    freed = gw_buffer_free(s->job, s->board);
+    return r < 0 ? err_set(r, "%s", text) : freed;
 }
 
 static int run(gw_job *job, const char *path, const struct gw_state_options *options, bool saving,

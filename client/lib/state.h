@@ -58,7 +58,8 @@ struct state {
     uint32_t open;  /* file; STATE_NOT_FOUND: none */
     float **arrays; /* of options.arrays */
     const struct gw_span *spans;
-    gw_buffer *board; /* the ranks' outcomes */
+    gw_buffer *board;  /* the ranks' outcomes */
+    bool board_in_use; /* maybe still: it goes with the job then */
     uint64_t digest;
     uint32_t differences;
     char first_difference[400];

@@ -14,6 +14,7 @@ import random
 import resource
 import signal
 import struct
+import time
 
 import pytest
 
@@ -527,8 +528,10 @@ def test_wrong_use_is_told_on_all_ranks(where):
 def lost_rank(rank, world, where):
     job = open_job(rank, world, where)
     fill_job(job, MODEL, ())
-    job.barrier()
-    if rank == 1:
+    if rank == 1:  # once rank 0 has made its file, and waits
+        deadline = time.monotonic() + 20
+        while not os.listdir(where["out"]) and time.monotonic() < deadline:
+            time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGKILL)
     with pytest.raises(gw.Error) as caught:
         save(job, f"{where['out']}/m.safetensors")
