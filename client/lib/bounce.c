@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Copies of the caller's memory to the job's and back, in the job's stream. Host memory may be used
- * again at once: it goes by pinned memory of ours, for a driver's own copy of pageable memory may wait for
- * the stream. Any thread; waits only until a half of that memory has left it.
+ * again at once: it goes by pinned memory of ours, for a driver's own copy of pageable memory may
+ * wait for the stream. Any thread; waits only until a half of that memory has left it.
  */
 #include <string.h>
 

@@ -73,8 +73,8 @@ struct gw_device {
     atomic_bool stuck;
 };
 
-/* Sets the calling thread's text and returns `code`. For libgradwire-cuda and -deepspeed; no call of
- * the public interface. */
+/* Sets the calling thread's text and returns `code`. For libgradwire-cuda and -deepspeed; no call
+ * of the public interface. */
 GW_API int gw_private_error(int code, const char *text);
 
 #endif
