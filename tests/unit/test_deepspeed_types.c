@@ -99,9 +99,41 @@ static void test_wrong_files_are_named(void **state)
     memcpy(text, "{\"zero_optimization\": {\"", 24);
     memcpy(text + sizeof(text) - 8, "\": 1}}", 7);
     (void)parse(text, error);
+    memset(text, 'k', sizeof(text));
+    memcpy(text, "{\"bf16\": {\"", 11);
+    memcpy(text + sizeof(text) - 8, "\": 1}}", 7);
+    assert_int_equal(parse(text, error), GW_E_INVALID);
+    /* A section that is none; "zero_optimization": true is of old. */
+    assert_int_equal(parse("{\"zero_optimization\": true}", error), 0);
+    assert_int_equal(parse("{\"zero_optimization\": false}", error), 0);
+    assert_int_equal(parse("{\"fp16\": true}", error), GW_E_INVALID);
     /* The same thing under two spellings, alike and not. */
     (void)parse("{\"bf16\": {\"enabled\": true}, \"bfloat16\": {\"enabled\": true}}", error);
     (void)parse("{\"bf16\": {\"enabled\": true}, \"bfloat16\": {\"enabled\": false}}", error);
+}
+
+/* What the caller gives stands in for keys, whatever the file says of them. */
+static void test_what_the_caller_gives(void **state)
+{
+    static const struct deepspeed_given all = {
+        .world = 4, .numel = 1000, .bucket_bytes = 4096, .micro_steps = 2, .version = 10000};
+    static const char *const texts[] = {
+        "{}", "{\"gradient_accumulation_steps\": \"auto\"}",
+        "{\"zero_optimization\": {\"reduce_bucket_size\": \"auto\"}}",
+        "{\"gradient_accumulation_steps\": null, \"bfloat16\": {\"enabled\": true}}"};
+    char error[DEEPSPEED_ERROR_BYTES];
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(texts) / sizeof(texts[0]); i++) {
+        struct deepspeed *config = NULL;
+
+        assert_int_equal(deepspeed_parse(texts[i], strlen(texts[i]), "ds", &all, &config, error,
+                                         sizeof(error)),
+                         0);
+        assert_int_equal(config->options.micro_steps, 2);
+        assert_int_equal(config->options.bucket_bytes, 4096);
+        deepspeed_free(config);
+    }
 }
 
 static void test_versions(void **state)
@@ -125,6 +157,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_key_with_every_type),
         cmocka_unit_test(test_wrong_files_are_named),
+        cmocka_unit_test(test_what_the_caller_gives),
         cmocka_unit_test(test_versions),
     };
 

@@ -17,8 +17,8 @@
 #include "daemon/conf/deepspeed.h"
 #include "daemon/conf/model.h"
 #include "daemon/core/effects.h"
-#include "daemon/core/plan.h"
 #include "daemon/core/zero.h"
+#include "tests/unit/wire_samples.h"
 
 /* Sanitizers bring their own allocator; there the run would test theirs. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -86,7 +86,7 @@ static void exhaust(int (*what)(void), uint32_t least)
 static int read_deepspeed(void)
 {
     static const char text[] =
-        "{\"zero_optimization\": {\"stage\": 3, \"reduce_bucket_size\": 5e8, \"overlap_comm\": true,"
+        "{\"zero_optimization\": {\"stage\": 3, \"reduce_bucket_size\": 5e8, \"overlap_comm\":true,"
         " \"stage3_prefetch_bucket_size\": 7}, \"fp16\": {\"enabled\": true}, \"unknown\": 1,"
         " \"train_batch_size\": 8, \"gradient_accumulation_steps\": 2}";
     struct deepspeed_given given = {.world = 4, .numel = 1000};
@@ -134,6 +134,34 @@ static void test_readers(void **state)
     exhaust(read_deepspeed, 10);
     exhaust(read_list, 2);
     exhaust(read_safetensors, 3);
+}
+
+static struct wire_msg sample;
+
+static int pass_message(void)
+{
+    static uint8_t packet[GW_FRAME_MAX];
+    struct wire_msg *msg = NULL;
+    uint32_t request;
+    size_t bytes;
+    int r;
+
+    r = wire_encode(&sample, packet, sizeof(packet), &bytes);
+    if (r == 0)
+        r = wire_decode(packet, bytes, &msg, &request);
+    if (r == 0)
+        wire_free(msg);
+    return r;
+}
+
+static void test_messages(void **state)
+{
+    (void)state;
+    samples_make();
+    for (size_t i = 0; i < samples_used; i++) {
+        sample = samples_all[i];
+        exhaust(pass_message, 1);
+    }
 }
 
 /* ---- a job's step ---------------------------------------------------------------------------- */
@@ -271,6 +299,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_readers),
+        cmocka_unit_test(test_messages),
         cmocka_unit_test(test_a_step_of_each_stage),
     };
 

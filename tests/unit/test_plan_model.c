@@ -128,6 +128,26 @@ static void tensors_are_grouped_by_the_layers_number(void **state)
     model_free(model);
 }
 
+/* Leading zeros and long numbers do not change the order; equal offsets go by name. */
+static void layers_are_numbers(void **state)
+{
+    static const char header[] =
+        "{\"h.010.w\": {\"dtype\": \"F32\", \"shape\": [0], \"data_offsets\": [0, 0]},"
+        "\"h.9.w\": {\"dtype\": \"F32\", \"shape\": [0], \"data_offsets\": [0, 0]},"
+        "\"h.11.b\": {\"dtype\": \"F32\", \"shape\": [0], \"data_offsets\": [0, 0]},"
+        "\"h.11.a\": {\"dtype\": \"F32\", \"shape\": [0], \"data_offsets\": [0, 0]},"
+        "\"h.008.w\": {\"dtype\": \"X9\", \"shape\": [0], \"data_offsets\": [0, 0]}}";
+    static const char *const want[] = {"h.008.w", "h.9.w", "h.010.w", "h.11.a", "h.11.b"};
+    size_t bytes = write_file(header, strlen(header));
+    struct model *model = NULL;
+
+    (void)state;
+    assert_int_equal(model_parse_safetensors(file, bytes, "m.st", &model, error, sizeof(error)), 0);
+    for (uint32_t i = 0; i < 5; i++)
+        assert_string_equal(model->params[i].name, want[i]);
+    model_free(model);
+}
+
 static void assert_header_refused(const char *header, uint64_t header_bytes, const char *message)
 {
     size_t bytes = write_file(header, header_bytes);
@@ -152,6 +172,13 @@ static void wrong_headers_are_refused(void **state)
         {"{\"a\": {\"dtype\": \"F32\", \"shape\": [4611686018427387904, 8], "
          "\"data_offsets\": [0, 0]}}",
          "too large"},
+        {"{\"a\": {\"dtype\": \"F32\", \"shape\": [1.5], \"data_offsets\": [0, 4]}}", "from 0"},
+        {"{\"a\": {\"dtype\": \"F32\", \"shape\": [1], \"data_offsets\": [true, 4]}}", "rising"},
+        {"{\"a\": {\"dtype\": \"F32\", \"shape\": [1], \"data_offsets\": [0, \"4\"]}}", "rising"},
+        {"{\"a\": {\"dtype\": \"F32\", \"shape\": [1], \"data_offsets\": [-4, 0]}}", "rising"},
+        {"{\"a\": {\"dtype\": \"I64\", \"shape\": [4611686018427387904], "
+         "\"data_offsets\": [0, 0]}}",
+         "do not fit"},
         {"{\"a\": 3}", "not an object"},
         {"{\"\": {}}", "1 to 255 bytes"},
         {"{}", "no tensor"},
@@ -173,6 +200,7 @@ int main(void)
         cmocka_unit_test(wrong_lines_are_told_with_line_and_column),
         cmocka_unit_test(tensors_are_grouped_by_the_layers_number),
         cmocka_unit_test(wrong_headers_are_refused),
+        cmocka_unit_test(layers_are_numbers),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
