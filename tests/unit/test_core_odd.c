@@ -3,6 +3,7 @@
  * The core is asked, and told, things out of place: ranks that do not exist, events too early, too
  * late, twice or without their text. It answers, and nothing breaks.
  */
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -237,6 +238,25 @@ static void test_many_ops_in_flight(void **state)
     assert_int_equal(fails, 0);
 }
 
+static void test_numbers_that_are_none(void **state)
+{
+    static const struct {
+        double scale, clip;
+    } rows[] = {{INFINITY, 0}, {1e300, 0}, {NAN, 0}, {1, INFINITY}, {1, -1}, {1, NAN}, {1, 1}};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        start(1, GW_DEVICE_HOST);
+        join_all(1);
+        seal_all(1, (struct wire_seal){.stage = 1,
+                                       .bucket_bytes = 64,
+                                       .scale = rows[i].scale,
+                                       .clip_norm = rows[i].clip});
+        assert_int_equal(core_layout(core) != NULL, i + 1 == sizeof(rows) / sizeof(rows[0]));
+        core = core_free(core);
+    }
+}
+
 /* ---- lists that differ ----------------------------------------------------------------------- */
 
 static void register_list(uint32_t rank, uint32_t count, uint32_t changed, uint32_t flags)
@@ -282,6 +302,7 @@ int main(void)
         cmocka_unit_test(test_device_lost),
         cmocka_unit_test(test_lost_without_a_reason),
         cmocka_unit_test(test_leaving_while_others_wait),
+        cmocka_unit_test(test_numbers_that_are_none),
         cmocka_unit_test(test_lists_that_differ),
         cmocka_unit_test_teardown(test_many_ops_in_flight, stop),
     };

@@ -57,6 +57,7 @@ static void test_every_key_with_every_type(void **state)
     static const char *const values[] = {
         "null", "true", "false", "0", "1", "-1", "2.5", "1e9", "1e300", "\"none\"", "\"auto\"",
         "\"fp32\"", "\"text\"", "[]", "[1]", "{}", "{\"enabled\": true}", "{\"enabled\": false}",
+        "\"bfloat16\"", "\"bfp16\"", "1e18", "0.0", "3e9",
         "{\"device\": \"none\"}", "{\"device\": \"cpu\"}"};
     char text[TEXT_BYTES], error[DEEPSPEED_ERROR_BYTES];
     uint32_t taken = 0, refused = 0;

@@ -128,6 +128,26 @@ static void tensors_are_grouped_by_the_layers_number(void **state)
     model_free(model);
 }
 
+static void names_have_a_length(void **state)
+{
+    char name[MODEL_NAME_MAX + 2], text[1024];
+
+    (void)state;
+    for (size_t bytes = 0; bytes <= MODEL_NAME_MAX + 1; bytes += bytes ? 85 : 1) {
+        struct model *model = NULL;
+        int r;
+
+        memset(name, 'n', bytes);
+        name[bytes] = 0;
+        for (int unit = 0; unit < 2; unit++) {
+            snprintf(text, sizeof(text), unit ? "a\t3\t%s\n" : "%s\t3\tu\n", name);
+            r = model_parse_text(text, strlen(text), "m.tsv", &model, error, sizeof(error));
+            assert_int_equal(r == 0, bytes <= MODEL_NAME_MAX && (unit || bytes > 0));
+            model = model_free(model);
+        }
+    }
+}
+
 /* Leading zeros and long numbers do not change the order; equal offsets go by name. */
 static void layers_are_numbers(void **state)
 {
@@ -201,6 +221,7 @@ int main(void)
         cmocka_unit_test(tensors_are_grouped_by_the_layers_number),
         cmocka_unit_test(wrong_headers_are_refused),
         cmocka_unit_test(layers_are_numbers),
+        cmocka_unit_test(names_have_a_length),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -568,6 +568,14 @@ static void test_oldest_order_is_forgotten(void **state)
     use(plan, 0);
     use(plan, 9);
     assert_int_equal(prefetch_figures(plan->plan).hits - before.hits, 0);
+    prefetch_step_end(plan->plan); /* forgets order 2, which came after order 1 */
+    before = prefetch_figures(plan->plan);
+    use(plan, 2);
+    use(plan, 9);
+    assert_int_equal(prefetch_figures(plan->plan).hits - before.hits, 0);
+    prefetch_release(plan->plan, 9); /* what is not held changes nothing */
+    prefetch_release(plan->plan, 4);
+    prefetch_step_end(plan->plan);
     close_plan(plan);
 }
 
