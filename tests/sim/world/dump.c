@@ -276,7 +276,8 @@ static void add_zero_rank(struct dump *dump, const struct zero *z, const struct 
     for (uint32_t s = 0; s < z->memory.ring_slots + mine->overflows && z->memory.ring; s++) {
         const struct zero_slot *slot = zero_slot(z, (uint32_t)(mine - z->ranks), s);
 
-        add(dump, slot->held | slot->used << 1 | slot->promised << 2 | slot->bucket << 3);
+        add(dump, (uint32_t)slot->held | (uint32_t)slot->used << 1 |
+                      (uint32_t)slot->promised << 2 | slot->bucket << 3);
         add_op(dump, slot->op);
     }
 }

@@ -326,7 +326,7 @@ static void probe(struct search *search, struct sim *sim, uint32_t count, struct
 
     search->explore->merges++;
     edge->probed = 1;
-    edge->probe_choice = count ? (uint8_t)(search->explore->merges % count) : 0;
+    edge->probe_choice = (uint8_t)(count ? search->explore->merges % count : 0);
     if (!count)
         return;
     (void)list(search->explore, sim, choices);
