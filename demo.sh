@@ -192,6 +192,8 @@ start_daemon() {
     done
     echo "demo.sh: gradwired did not start:" >&2
     cat "$work/gradwired.log" >&2
+    [[ $device == host || -n $fake ]] ||
+        echo "demo.sh: --fake-gpus runs the same on doubles of GPUs" >&2
     exit 69
 }
 
