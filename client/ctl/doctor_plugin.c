@@ -110,6 +110,9 @@ static void tell_end(struct doctor *doctor, bool closed, int status)
     else if (WIFSIGNALED(status))
         doctor_add(doctor, "GPU driver", PLUGIN_BAD, "look at dmesg",
                    "asking it ended the process with signal %d", WTERMSIG(status));
+    else if (WEXITSTATUS(status) != 0)
+        doctor_add(doctor, "GPU driver", PLUGIN_BAD, "look at dmesg",
+                   "asking it ended the process with exit code %d", WEXITSTATUS(status));
 }
 
 void doctor_plugin(struct doctor *doctor)

@@ -16,6 +16,7 @@ EX_USAGE, EX_UNAVAILABLE = 64, 69
 VERDICTS = {"good", "note", "warn", "bad"}
 
 PLUGIN = """
+#include <signal.h>
 #include <unistd.h>
 #include "daemon/device/plugin.h"
 static void doctor(plugin_point *point, void *user)
@@ -105,7 +106,8 @@ def test_points_of_the_plugin(plugin, tmp_path):
 @pytest.mark.parametrize("body, version, says", [
     ('point(user, "driver", PLUGIN_BAD, "too old", "newer");', "GW_PLUGIN_VERSION", "too old"),
     ("_exit(0);", "7u", "another release"),
-    ("*(volatile int *)8 = 1;", "GW_PLUGIN_VERSION", "signal 11"),
+    ("kill(getpid(), SIGKILL);", "GW_PLUGIN_VERSION", "signal 9"),
+    ("_exit(3);", "GW_PLUGIN_VERSION", "exit code 3"),
 ])
 def test_bad_points_end_with_69(plugin, tmp_path, body, version, says):
     found = points("--runtime-dir", tmp_path, "--plugins", plugin(body, version),
