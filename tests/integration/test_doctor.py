@@ -50,11 +50,12 @@ def plugin(tmp_path):
     """plugin(body, version): a directory with a plug-in whose doctor does that."""
     def make(body, version="GW_PLUGIN_VERSION"):
         source = os.environ["GRADWIRE_SOURCE"]
+        env = {k: v for k, v in os.environ.items() if k != "LD_PRELOAD"}  # a sanitizer is for ours
         (tmp_path / "p.c").write_text(PLUGIN.format(body=textwrap.indent(body, "    "),
                                                     version=version))
         subprocess.run(["cc", "-D_GNU_SOURCE", "-shared", "-fPIC", "-I", source,
                         "-I", f"{source}/include", "-o", str(tmp_path / "gradwire-cuda.so"),
-                        str(tmp_path / "p.c")], check=True, timeout=60)
+                        str(tmp_path / "p.c")], check=True, timeout=60, env=env)
         return tmp_path
     return make
 
