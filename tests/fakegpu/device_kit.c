@@ -112,15 +112,20 @@ static void *page_new(struct kit *kit, uint32_t rank, int which, size_t bytes)
     return page->base;
 }
 
+void kit_device(struct kit *kit)
+{
+    kit->ops = plugin->device_ops;
+    assert_int_equal(kit->ops->device_new(&(struct device_config){on_wake, kit}, &kit->device), 0);
+}
+
 int kit_setup(void **state)
 {
     struct kit *kit = calloc(1, sizeof(*kit));
     char *text = kit->place_text;
 
-    kit->ops = plugin->device_ops;
     kit->to_client = kit->from_client = -1;
     kit->started_ns = kit_now_ns();
-    assert_int_equal(kit->ops->device_new(&(struct device_config){on_wake, kit}, &kit->device), 0);
+    kit_device(kit);
     /* Some before the GPUs, some after. */
     assert_int_equal(kit->ops->stream_new(kit->device, "a", &kit->lane[0]), 0);
     kit->client[0] = page_new(kit, 0, 0, GW_PAGE_BYTES);

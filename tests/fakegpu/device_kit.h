@@ -55,6 +55,7 @@ struct kit_item {
 
 bool kit_open(void); /* the plug-in and the driver; once */
 const uint8_t *kit_uuid(uint32_t rank);
+void kit_device(struct kit *kit); /* without ranks; ops->device_free ends it */
 int kit_setup(void **state);
 int kit_teardown(void **state);
 uint64_t kit_now_ns(void);

@@ -277,7 +277,7 @@ struct process {
 };
 
 struct inject {
-    uint32_t oom, ipc_open_fail;
+    uint32_t oom, oom_after, ipc_open_fail;
     bool no_memops, no_ipc;
 };
 

@@ -4,7 +4,8 @@
  *   phase setup|step PID|all      in a step no call may block the host
  *   seed N | delay PERCENT        from now on
  *   order on|off                  whether unordered accesses are looked for (on)
- *   inject oom N | ipc-open-fail N | sticky PID|all [N] | no-stream-memops | no-ipc
+ *   inject oom N [AFTER] | ipc-open-fail N | sticky PID|all [N]
+ *   inject no-stream-memops | no-ipc
  *   inject nccl-... ARGS          of the NCCL part
  *   inject none                   ends injections
  *   streams                       what every stream's head waits for
@@ -54,9 +55,10 @@ static bool inject(struct server *s, const char *kind, char *args)
         return false;
     if (!strcmp(kind, "none"))
         s->inject = (struct inject){0};
-    else if (!strcmp(kind, "oom"))
+    else if (!strcmp(kind, "oom")) {
         s->inject.oom = (uint32_t)number(who, 1);
-    else if (!strcmp(kind, "ipc-open-fail"))
+        s->inject.oom_after = (uint32_t)number(args, 0);
+    } else if (!strcmp(kind, "ipc-open-fail"))
         s->inject.ipc_open_fail = (uint32_t)number(who, 1);
     else if (!strcmp(kind, "no-stream-memops"))
         s->inject.no_memops = true;

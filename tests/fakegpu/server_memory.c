@@ -75,6 +75,19 @@ void map_check_queued(struct server *s, const struct map *map)
     }
 }
 
+/* The next `oom` calls that take memory, but for the first `oom_after`, get none. */
+static bool is_out(struct server *s)
+{
+    if (!s->inject.oom)
+        return false;
+    if (s->inject.oom_after) {
+        s->inject.oom_after--;
+        return false;
+    }
+    s->inject.oom--;
+    return true;
+}
+
 static void device_alloc(struct server *s, struct call *c)
 {
     struct gpu *gpu = &s->gpus[c->q->device];
@@ -82,10 +95,8 @@ static void device_alloc(struct server *s, struct call *c)
     struct phys *phys;
 
     c->reply.error = E_OUT_OF_MEMORY;
-    if (s->inject.oom) {
-        s->inject.oom--;
+    if (is_out(s))
         return;
-    }
     if (!bytes || bytes > gpu->total_bytes - gpu->used_bytes)
         return;
     address = address_new(s, bytes, 0);
@@ -132,10 +143,8 @@ static void host_alloc(struct server *s, struct call *c)
     struct phys *phys;
 
     c->reply.error = E_OUT_OF_MEMORY;
-    if (s->inject.oom) {
-        s->inject.oom--;
+    if (is_out(s))
         return;
-    }
     phys = address && bytes ? phys_new(s, PHYS_HOST, -1, bytes, c->process) : NULL;
     if (!phys)
         return;
@@ -183,9 +192,11 @@ static void host_register(struct server *s, struct call *c)
         c->reply.error = E_HOST_REGISTERED;
         return;
     }
+    c->reply.error = E_OUT_OF_MEMORY;
+    if (is_out(s))
+        return;
     address = address_new(s, bytes + skip, 0);
     phys = address ? phys_new(s, PHYS_REGISTERED, -1, bytes + skip, c->process) : NULL;
-    c->reply.error = E_OUT_OF_MEMORY;
     if (!phys)
         return;
     phys->fd = c->fd;

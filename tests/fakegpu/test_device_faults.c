@@ -71,6 +71,35 @@ static void the_host_s_waits_end_with_an_abort(void **state)
     assert_true(done.op == 7 && !done.failed);
 }
 
+/* Two host allocations are the first GPU's, then it meets the page that is there. Afterwards the GPU
+ * comes about, or none ever does. */
+static void memory_that_runs_out_with_the_first_gpu(void **state)
+{
+    struct device_memory *page = NULL;
+    struct device_place place;
+    char line[32], text[GW_TEXT_MAX + 1];
+
+    (void)state;
+    memcpy(place.gpu, kit_uuid(0), sizeof(place.gpu));
+    assert_int_equal(pages_new(PAGES_SHARED, "test-page", GW_PAGE_BYTES, &page), 0);
+    for (int comes = 1; comes >= 0; comes--) {
+        struct kit kit = {0};
+        kit_device(&kit);
+        assert_int_equal(kit.ops->page_add(kit.device, page->base, page->mapped_bytes), 0);
+        /* The last again: nothing of the time before is left. */
+        for (int i = 0; i < 4; i++) {
+            snprintf(line, sizeof(line), "inject oom 1 %d", i < 3 ? i : 2);
+            assert_true(alone_control(line));
+            assert_int_equal(kit.ops->place(kit.device, 0, &place, text), GW_E_NOMEM);
+        }
+        if (comes)
+            assert_int_equal(kit.ops->place(kit.device, 0, &place, text), 0);
+        kit.ops->page_remove(kit.device, page->base);
+        kit.ops->device_free(kit.device);
+    }
+    pages_free(page);
+}
+
 /* An error that no call returns, while everything waits for a client: found by looking. */
 static void an_error_of_a_gpu_ends_the_device(void **state)
 {
@@ -115,6 +144,7 @@ int main(int argc, char **argv)
                                         teardown_injection),
         cmocka_unit_test_setup_teardown(the_host_s_waits_end_with_an_abort, setup_without_memops,
                                         teardown_injection),
+        cmocka_unit_test(memory_that_runs_out_with_the_first_gpu),
         cmocka_unit_test_setup_teardown(an_error_of_a_gpu_ends_the_device, kit_setup, kit_teardown),
     };
 

@@ -163,6 +163,8 @@ int cuda_page_add(struct device *device, void *base, size_t bytes);
 void cuda_page_remove(struct device *device, void *base);
 /* All pages that no GPU knew yet. The GPU's context is current. */
 int cuda_pages_register(struct cuda_gpu *gpu);
+/* The same pages wait for another GPU. The context they were registered in is current. */
+void cuda_pages_unregister(struct cuda_device *device);
 /* With the lock held. 0: in no page. */
 CUdeviceptr cuda_alias(const struct cuda_device *device, const void *host);
 

@@ -48,6 +48,17 @@ int cuda_pages_register(struct cuda_gpu *gpu)
     return r;
 }
 
+void cuda_pages_unregister(struct cuda_device *device)
+{
+    for (struct cuda_page *page = device->pages; page; page = page->next) {
+        if (page->alias)
+            (void)cu.cuMemHostUnregister(page->base);
+        pthread_mutex_lock(&device->lock);
+        page->alias = NULL;
+        pthread_mutex_unlock(&device->lock);
+    }
+}
+
 int cuda_page_add(struct device *device, void *base, size_t bytes)
 {
     struct cuda_device *of = cuda_of(device);

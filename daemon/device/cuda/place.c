@@ -244,6 +244,22 @@ static CUresult shared_new(struct cuda_device *device)
     return CUDA_SUCCESS;
 }
 
+/* The first GPU does not come about: nobody else has a use for what is the job's, and no context to
+ * free it in. */
+static void shared_free(struct cuda_gpu *gpu)
+{
+    struct cuda_device *device = gpu->device;
+
+    (void)cu.cuCtxSetCurrent(gpu->context);
+    cuda_pages_unregister(device);
+    if (device->shared) {
+        (void)cu.cuMemFreeHost(device->stamps);
+        (void)cu.cuMemFreeHost(device->shared);
+    }
+    device->stamps = NULL;
+    device->shared = NULL;
+}
+
 static int make(struct cuda_gpu *gpu, char text[GW_TEXT_MAX + 1])
 {
     struct cuda_device *device = gpu->device;
@@ -333,6 +349,10 @@ int cuda_place(struct device *device, uint32_t rank, const struct device_place *
         if (!text[0])
             snprintf(text, GW_TEXT_MAX + 1, "GPU %d of rank %u cannot be used%s%.400s",
                      gpu->ordinal, rank, of->fault[0] ? ": " : "", of->fault);
+        if (cuda_is_broken(of))
+            return r;
+        if (gpu->context && !of->placed)
+            shared_free(gpu);
         cuda_unplace(gpu);
         return r;
     }
