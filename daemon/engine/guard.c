@@ -16,11 +16,14 @@
 #include <sys/time.h>
 #include <sys/wait.h>
 #include <sysexits.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "daemon/engine/waits.h"
 
 #define SEND_S 2 /* a guard that is stopped must not hold the engine for longer */
+#define RAISE_ROUNDS 20
+#define RAISE_PAUSE_NS 100000000
 
 struct guard {
     int fd;
@@ -208,6 +211,21 @@ static bool receive(struct watched_list *list, int socket_fd)
     return true;
 }
 
+/* More than once: a process that dies may lose its socket before its GPUs stop, and a GPU's atomic
+ * on host memory is not atomic to a CPU: a signal that was under way may store its lower value over
+ * ours. */
+static void raise_all(const struct watched_list *list)
+{
+    const struct timespec pause = {0, RAISE_PAUSE_NS};
+    const struct watched *watched;
+
+    for (int i = 0; i < RAISE_ROUNDS && !LIST_EMPTY(list); i++) {
+        LIST_FOREACH(watched, list, link)
+        waits_release(watched->page, watched->bytes);
+        nanosleep(&pause, NULL);
+    }
+}
+
 int guard_run(int fd)
 {
     struct watched_list list = LIST_HEAD_INITIALIZER(list);
@@ -220,8 +238,7 @@ int guard_run(int fd)
     (void)prctl(PR_SET_NAME, "gradwire-guard");
     while (receive(&list, fd))
         ;
-    LIST_FOREACH(watched, &list, link)
-    waits_release(watched->page, watched->bytes);
+    raise_all(&list);
     while ((watched = LIST_FIRST(&list)) != NULL)
         forget(watched);
     return EX_OK;

@@ -5,7 +5,7 @@
  * a client waits for an engine that is no more. It is the engine's own program, started with
  * --guard and one socket: no CUDA in it, nothing to go wrong.
  *
- *   engine --{page, descriptor}: watch; {page}: forget; end of file: raise all, end--> guard
+ *   engine --{page, descriptor}: watch; {page}: forget; end of file: raise all for 2 s--> guard
  *
  * Loop thread; the calls of the engine's side.
  */
