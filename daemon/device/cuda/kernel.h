@@ -99,11 +99,6 @@ GW_DEVICE void gw_k_raise(uint64_t *word, uint64_t value)
     (void)atomicMax_system((unsigned long long *)word, (unsigned long long)value);
 }
 
-GW_DEVICE void gw_k_increment(uint32_t *word)
-{
-    (void)atomicAdd_system(word, 1u);
-}
-
 /* 1: it was `from`, and is `to`. */
 GW_DEVICE int gw_k_swap(uint64_t *word, uint64_t from, uint64_t to)
 {
@@ -207,11 +202,6 @@ GW_DEVICE void gw_k_raise(uint64_t *word, uint64_t value)
     while (before < value && !__atomic_compare_exchange_n(word, &before, value, 0,
                                                           __ATOMIC_RELEASE, __ATOMIC_RELAXED)) {
     }
-}
-
-GW_DEVICE void gw_k_increment(uint32_t *word)
-{
-    __atomic_fetch_add(word, 1, __ATOMIC_RELEASE);
 }
 
 GW_DEVICE int gw_k_swap(uint64_t *word, uint64_t from, uint64_t to)

@@ -547,8 +547,6 @@ GW_DEVICE void raise_slot(const struct gw_k_finish *arg, const struct gw_k_signa
     gw_k_fence();
     if (signal->mirror)
         gw_k_raise(signal->mirror, signal->value);
-    if (signal->wake)
-        gw_k_increment(signal->wake);
 }
 
 /* One thread per signal: the fence of one does not wait for the others'. */

@@ -167,7 +167,6 @@ struct gw_k_slot {
 
 struct gw_k_signal {
     struct gw_k_slot *slot;
-    uint32_t *wake; /* the engine page's; raised by 1 after the value. NULL: none */
     uint64_t value, offset;
     uint64_t *mirror; /* raised to value after the slot, for the client's streams. NULL: none */
 };
