@@ -2,7 +2,7 @@
 /*
  * The fabric table: turns an op of the core, its references resolved to pointers, into work on the
  * device's streams, and counts what it moves. One table per kind of fabric, chosen once at set-up
- * beside the device: `local` (one node, host), later `ucx` and `nccl`.
+ * beside the device: `local` (one node, host) or `nccl` (one node, GPUs).
  *
  * All calls come from the engine's loop thread. Counters are read there while streams add to them.
  *

@@ -7,7 +7,4 @@
 
 extern const struct device_ops device_cuda;
 
-/* daemon/device/cuda/probe.c: what gwctl doctor says of a node's GPUs. */
-void cuda_doctor(plugin_point *point, void *user);
-
 #endif

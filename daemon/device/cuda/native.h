@@ -38,7 +38,8 @@ int cuda_idle(struct device *device, uint32_t rank, void (*idle)(void *arg, int 
 void *cuda_page_address(const struct device *device, const void *host);
 /* -1: the rank has no place. */
 int cuda_gpu(const struct device *device, uint32_t rank);
-/* Pinned host memory that all of the job's GPUs reach at the same address; set-up path only. */
+/* Pinned host memory, zeroed, that all of the job's GPUs reach at the same address; set-up path
+ * only. */
 int cuda_pinned_new(struct device *device, size_t bytes, void **ret_base);
 void cuda_pinned_free(struct device *device, void *base);
 /* Memory of the rank's GPU, not shared with clients; set-up path only. */

@@ -2,6 +2,7 @@
 /* The one symbol of gradwire-cuda.so. Loop thread of whoever opens it. */
 #include "daemon/device/cuda/device_cuda.h"
 #include "daemon/device/cuda/driver.h"
+#include "daemon/device/cuda/probe.h"
 #include "daemon/fabric/nccl/nccl.h"
 #include "proto/wire.h"
 

@@ -14,10 +14,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "daemon/device/cuda/driver.h"
 #include "daemon/device/cuda/probe.h"
+#include "daemon/fabric/nccl/nccl.h"
 
-#define DRIVER_MIN 13000 /* of CUDA 13: what the plug-in is built for */
-#define NCCL_MIN 22800
 #define GPUS_MAX 64
 
 struct probe {
@@ -50,8 +50,8 @@ static void *driver_symbol(const char *name)
     enum cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
     void *symbol = NULL;
 
-    if (cudaGetDriverEntryPointByVersion(name, &symbol, DRIVER_MIN, cudaEnableDefault, &result) !=
-            cudaSuccess ||
+    if (cudaGetDriverEntryPointByVersion(name, &symbol, CUDA_DRIVER_ABI, cudaEnableDefault,
+                                         &result) != cudaSuccess ||
         result != cudaDriverEntryPointSuccess)
         return NULL;
     return symbol;
@@ -71,20 +71,20 @@ static bool look_at_driver(struct probe *probe)
             "there is none (%s)", error_text(r));
         return false;
     }
-    if (driver < DRIVER_MIN)
+    if (driver < CUDA_DRIVER_ABI)
         say(probe, "GPU driver", PLUGIN_BAD, "install driver 580 or newer",
             "it does CUDA %d.%d, gradwire needs 13.0", driver / 1000, driver % 1000 / 10);
     else
         say(probe, "GPU driver", PLUGIN_GOOD, NULL, "does CUDA %d.%d; runtime %d.%d",
             driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
-    return driver >= DRIVER_MIN;
+    return driver >= CUDA_DRIVER_ABI;
 }
 
 static void look_at_nccl(struct probe *probe)
 {
     int version = 0;
 
-    if (ncclGetVersion(&version) != ncclSuccess || version < NCCL_MIN)
+    if (ncclGetVersion(&version) != ncclSuccess || version < NCCL_VERSION_MIN)
         say(probe, "NCCL", PLUGIN_BAD, "install NCCL 2.28 or newer", "version %d", version);
     else
         say(probe, "NCCL", PLUGIN_GOOD, NULL, "%d.%d.%d", version / 10000, version % 10000 / 100,

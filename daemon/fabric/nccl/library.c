@@ -10,10 +10,8 @@
 
 #include "daemon/fabric/nccl/nccl.h"
 
-#define VERSION_MIN 22800
-
-/* The search begins with what the plug-in itself was linked with. ISO C has no cast from an object
- * pointer to a function's. */
+/* Looked for in the program, then in what the plug-in was linked with. ISO C has no cast from an
+ * object pointer to a function's. */
 static void find(const char *name, void *ret_function)
 {
     void *symbol = dlsym(RTLD_DEFAULT, name);
@@ -25,7 +23,7 @@ int nccl_library_find(struct nccl_library *library, char text[GW_TEXT_MAX + 1])
 {
     int version = 0;
 
-    if (ncclGetVersion(&version) != ncclSuccess || version < VERSION_MIN) {
+    if (ncclGetVersion(&version) != ncclSuccess || version < NCCL_VERSION_MIN) {
         snprintf(text, GW_TEXT_MAX + 1, "libnccl.so.2 is version %d.%d.%d, needed is 2.28 or newer",
                  version / 10000, version / 100 % 100, version % 100);
         return GW_E_DEVICE;

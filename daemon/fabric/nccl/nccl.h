@@ -43,6 +43,7 @@
 /* Up to so many bytes of other GPUs' inputs a kernel reads them in place; see exact.c. */
 #define NCCL_DIRECT_BYTES (256u << 10)
 
+#define NCCL_VERSION_MIN 22800 /* what the plug-in is written for */
 #define NCCL_TIMEOUT_NS (1800 * UINT64_C(1000000000))
 #define NCCL_SETTLE_NS (20 * UINT64_C(1000000000)) /* for an issuing thread to come to a task */
 

@@ -86,9 +86,7 @@ int nccl_seal(struct nccl_fabric *fabric, const uint64_t *slice_numel, uint32_t 
         r = cuda_pinned_new(fabric->config.device,
                             fabric->starts[buckets] * sizeof(struct gw_k_partial) + 16, &partials);
     if (r == 0) {
-        fabric->partials = partials;
-        /* Of a bucket that is never reduced nothing else is written. */
-        memset(partials, 0, fabric->starts[buckets] * sizeof(struct gw_k_partial));
+        fabric->partials = partials; /* zeros, which stay where a bucket is never reduced */
     }
     for (uint32_t rank = 0; r == 0 && rank < fabric->config.world; rank++)
         r = make_staging(fabric, rank);
