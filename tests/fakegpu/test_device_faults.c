@@ -71,8 +71,8 @@ static void the_host_s_waits_end_with_an_abort(void **state)
     assert_true(done.op == 7 && !done.failed);
 }
 
-/* Two host allocations are the first GPU's, then it meets the page that is there. Afterwards the GPU
- * comes about, or none ever does. */
+/* Two host allocations are the first GPU's, then it meets the page that is there. Afterwards the
+ * GPU comes about, or none ever does. */
 static void memory_that_runs_out_with_the_first_gpu(void **state)
 {
     struct device_memory *page = NULL;
