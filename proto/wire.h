@@ -33,6 +33,7 @@
     X(LEAVE, 14, empty, Leave, leave)                                                              \
     X(GROUP_NEW, 15, group_new, GroupNew, group_new)                                               \
     X(GROUP_MADE, 16, group_made, GroupMade, group_made)                                           \
+    X(PARAM_GROUP, 19, param_group, ParamGroup, param_group)                                       \
     X(REGISTER, 20, reg, Register, register)                                                       \
     X(SEAL, 21, seal, Seal, seal)                                                                  \
     X(SEALED, 22, sealed, Sealed, sealed)                                                          \
@@ -92,6 +93,7 @@ enum gw_arena_kind {
     GW_ARENA_SHARED_PARAMS = 10, /* stage 3 mapped: all buckets, one for the job */
     GW_ARENA_BUFFER = 11,       /* a registered buffer; index: its id */
     GW_ARENA_VERDICT = 12,      /* struct gw_shm_verdict in device memory, per rank */
+    GW_ARENA_MASTER = 13,       /* fp32 values of the rank's spans of fp16 and bf16 parameters */
     GW_ARENA_KINDS
 };
 
@@ -114,6 +116,8 @@ struct wire_param {
     const char *unit; /* "" or a name */
     uint64_t numel;
     uint32_t flags;
+    uint32_t dtype, grad_dtype; /* enum gw_dtype */
+    uint32_t group;
 };
 
 /* Tokens on the client's own timelines. */
@@ -130,14 +134,19 @@ struct wire_seal {
     double scale, clip_norm;
     uint64_t gather_bytes, prefetch_bytes;
     uint32_t order; /* enum gw_order */
+    uint32_t norm;  /* enum gw_norm */
+    double pre_scale;
+    uint32_t reduce_dtype, accum_as_grads, shard_ranks;
+    uint64_t persist_bytes, reuse_bytes;
 };
 
 struct wire_op {
     uint32_t kind, group, root;
     uint32_t send_buffer, recv_buffer;
     uint64_t sequence, count, send_offset, recv_offset;
-    double scale;
+    double scale, pre_scale;
     uint32_t order; /* enum gw_order */
+    uint32_t dtype; /* enum gw_dtype */
     struct wire_after after;
     char name[GW_LABEL_MAX + 1];
 };
@@ -208,6 +217,11 @@ struct wire_msg {
             uint32_t group;
         } group_made;
         struct {
+            uint32_t count; /* 1..GW_RANKS_MAX */
+            uint32_t ranks[GW_RANKS_MAX];
+            uint32_t shard_ranks;
+        } param_group;
+        struct {
             uint32_t first, total, count; /* count <= GW_PARAMS_PER_FRAME */
             struct wire_param *params;    /* inside the message's allocation */
         } reg;
@@ -259,6 +273,7 @@ struct wire_msg {
         } param_io;
         struct {
             char name[GW_LABEL_MAX + 1];
+            uint32_t dtype;
         } array_get;
         struct {
             uint32_t index;

@@ -186,6 +186,7 @@ static const struct wire_field op[] = {
     WIRE_U64(Op, MSG, u.op., sequence, UINT64_MAX),
     WIRE_TEXT(Op, MSG, u.op., name, 0),
     WIRE_DOUBLE(Op, MSG, u.op., scale),
+    WIRE_DOUBLE(Op, MSG, u.op., pre_scale),
     WIRE_U64(Op, MSG, u.op., count, UINT64_MAX),
     WIRE_U32(Op, MSG, u.op., send_buffer, 0, UINT32_MAX),
     WIRE_U64(Op, MSG, u.op., send_offset, UINT64_MAX),
@@ -193,6 +194,7 @@ static const struct wire_field op[] = {
     WIRE_U64(Op, MSG, u.op., recv_offset, UINT64_MAX),
     WIRE_U32(Op, MSG, u.op., root, 0, GW_RANKS_MAX - 1),
     WIRE_U32(Op, MSG, u.op., order, 0, GW_ORDER_FABRIC),
+    WIRE_U32(Op, MSG, u.op., dtype, 0, GW_DTYPES - 1),
     WIRE_AFTER(Op, u.op.after.),
 };
 

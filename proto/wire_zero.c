@@ -11,6 +11,9 @@ static const struct wire_field param[] = {
     WIRE_U64(Param, struct wire_param, , numel, UINT64_MAX),
     WIRE_TEXT_AT(Param, struct wire_param, , unit, 0, GW_NAME_MAX),
     WIRE_U32(Param, struct wire_param, , flags, 0, UINT32_MAX),
+    WIRE_U32(Param, struct wire_param, , dtype, 0, GW_DTYPES - 1),
+    WIRE_U32(Param, struct wire_param, , grad_dtype, 0, GW_DTYPES - 1),
+    WIRE_U32(Param, struct wire_param, , group, 0, GW_GROUPS_MAX - 1),
 };
 static WIRE_TABLE(table_param, param, param, struct wire_param, NULL);
 
@@ -30,6 +33,13 @@ static int check_register(const void *checked)
 
 WIRE_MESSAGE(register, reg, check_register);
 
+static const struct wire_field param_group[] = {
+    WIRE_LIST(WIRE_F_U32S, ParamGroup, MSG, u.param_group., ranks,
+              offsetof(MSG, u.param_group.count), false, 1, GW_RANKS_MAX, NULL),
+    WIRE_U32(ParamGroup, MSG, u.param_group., shard_ranks, 0, GW_RANKS_MAX),
+};
+WIRE_MESSAGE(param_group, param_group, NULL);
+
 static const struct wire_field seal[] = {
     WIRE_U32(Seal, MSG, u.seal., stage, 0, 3),
     WIRE_U32(Seal, MSG, u.seal., accumulate, 0, GW_ACCUMULATE_SHARD),
@@ -45,6 +55,13 @@ static const struct wire_field seal[] = {
     WIRE_U64(Seal, MSG, u.seal., gather_bytes, UINT64_MAX),
     WIRE_U64(Seal, MSG, u.seal., prefetch_bytes, UINT64_MAX),
     WIRE_U32(Seal, MSG, u.seal., order, 0, GW_ORDER_FABRIC),
+    WIRE_U32(Seal, MSG, u.seal., norm, 0, GW_NORM_MAX),
+    WIRE_DOUBLE(Seal, MSG, u.seal., pre_scale),
+    WIRE_U32(Seal, MSG, u.seal., reduce_dtype, 0, GW_DTYPES - 1),
+    WIRE_U32(Seal, MSG, u.seal., accum_as_grads, 0, 1),
+    WIRE_U32(Seal, MSG, u.seal., shard_ranks, 0, GW_RANKS_MAX),
+    WIRE_U64(Seal, MSG, u.seal., persist_bytes, UINT64_MAX),
+    WIRE_U64(Seal, MSG, u.seal., reuse_bytes, UINT64_MAX),
 };
 
 /* shard_align_bytes: 0 (default) or a power of 2 that holds an fp32. */
@@ -83,6 +100,7 @@ WIRE_MESSAGE(arena, arena, NULL);
 
 static const struct wire_field array_get[] = {
     WIRE_TEXT(ArrayGet, MSG, u.array_get., name, 1),
+    WIRE_U32(ArrayGet, MSG, u.array_get., dtype, 0, GW_DTYPES - 1),
 };
 WIRE_MESSAGE(array_get, array_get, NULL);
 

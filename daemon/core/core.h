@@ -78,6 +78,8 @@ enum core_op_kind {
                              * of the ranks (members), also without signals */
     CORE_OP_LOCAL_ADD,      /* out[0] = in[0] or out[0] + in[0], `numel`; no communication */
     CORE_OP_ZERO,           /* out[0][0..numel) = 0 */
+    CORE_OP_CAST,           /* op.rank's masters of all its buckets of out_dtype, rounded, to its
+                             * shards; no communication */
     CORE_OP_VERDICT,        /* norm and flags of all buckets -> verdict of every rank's board */
 };
 
@@ -92,12 +94,19 @@ struct core_op {
     uint8_t partials;   /* 1: leave squares and non-finite counts of `bucket` for the verdict */
     uint8_t in_place_skip; /* GATHER: the rank's own slice is there already */
     uint8_t order;         /* enum gw_order, of sums over ranks */
-    uint32_t rank;      /* GATHER, LOCAL_ADD, ZERO: for whom; BROADCAST: the root */
-    uint32_t world;     /* members: entries of in and out */
+    uint8_t in_dtype, out_dtype; /* enum gw_dtype of what in and out refer to. Sums are made in fp32
+                            * and rounded once to out_dtype; what is added to out with `accumulate`
+                            * is read from it. GATHER: each bucket has its own */
+    uint8_t round_dtype;   /* sums over ranks: each input is rounded to it first; FP32: not */
+    uint8_t norm;          /* enum gw_norm: what partials and verdict are of */
+    uint32_t rank;      /* GATHER, LOCAL_ADD, ZERO, CAST: for whom; BROADCAST: the root */
+    uint32_t world;     /* members: entries of in and out; GATHER: owners of the slices, in order */
     const uint32_t *members; /* their ranks, in group order */
     float scale;
-    uint32_t bucket, bucket_count;
-    uint64_t numel; /* elements of one rank's slice (padded); else as said at the kind */
+    uint32_t bucket, bucket_count; /* GATHER: all of one group */
+    uint32_t slice_first, slices;  /* partials: member i leaves those of slice slice_first + i of the
+                                    * `slices` that the bucket's result has in all */
+    uint64_t numel; /* elements of one member's slice (padded); else as said at the kind */
     uint64_t total_numel; /* ALL_REDUCE of the collectives layer: all elements, which world does not
                            * always divide; slices are then numel = ceil(total / world) long, the
                            * last ones shorter or empty. 0: world * numel */
@@ -116,7 +125,8 @@ struct core_op {
     uint64_t digest;
     uint32_t used_params;
     const uint8_t *used_bits; /* ceil(params/8) bytes */
-    const uint8_t *used_buckets; /* 1 per bucket that holds a gradient this step */
+    const uint8_t *used_buckets; /* 1 per bucket that holds a gradient this step; its partials are
+                                  * those its last op left */
 };
 
 /* ---- events ---------------------------------------------------------------------------------- */
@@ -205,12 +215,19 @@ const struct wire_seal *core_options(const struct core *core);  /* defaults fill
 /* Bytes of a rank's arena under the sealed layout; 0: it has none. rank -1: of the job. VERDICT: on
  * GPUs only, one per rank. */
 uint64_t core_arena_bytes(const struct core *core, enum gw_arena_kind kind, int rank);
-/* Where bucket b's slice of rank r's parameters lies (source of gathers). */
+/* Where rank r's own slice of bucket b's parameters lies (source of gathers), and its master (fp32;
+ * the same place where the parameters are fp32). kind NONE: it is not in the bucket's group. */
 struct core_ref core_param_slice(const struct core *core, uint32_t bucket, uint32_t rank);
-/* Where element `offset` of a parameter lies in rank r's memory; stage 3: r must be the owner.
- * *ret_count: how many elements from there on are contiguous. */
+struct core_ref core_master_slice(const struct core *core, uint32_t bucket, uint32_t rank);
+/* Where element `offset` of a parameter lies in rank r's memory: as gathered or full (dtype of the
+ * parameter), or its master. kind NONE: r holds none of it there. *ret_count: for how many elements
+ * from there on the answer holds, contiguously. SHARED_PARAMS: told for every rank of the group. */
 struct core_ref core_param_ref(const struct core *core, uint32_t param, uint64_t offset,
-                               uint32_t *ret_owner, uint64_t *ret_count);
+                               uint32_t rank, uint64_t *ret_count);
+struct core_ref core_master_ref(const struct core *core, uint32_t param, uint64_t offset,
+                                uint32_t rank, uint64_t *ret_count);
+/* Stage 3 private: where bucket b begins behind the start of its fetch unit as r gathers it. */
+uint64_t core_gathered(const struct core *core, uint32_t bucket, uint32_t rank);
 /* Steps, prefetch, overflow and comm times of a rank into msg->u.stats (traffic is counted by the
  * fabric, memory by the engine's arenas). */
 void core_stats(const struct core *core, uint32_t rank, struct wire_msg *msg);

@@ -42,19 +42,19 @@ struct fabric_config {
     /* A fault of the fabric itself (communicators) is told through the device: its take_fault. */
 };
 
-/* A part of a gather: contiguous on both sides. */
+/* A part of a gather or cast: contiguous on both sides. */
 struct fabric_segment {
     void *to;
     const void *from;
-    uint64_t bytes;
+    uint64_t bytes; /* of `to` */
 };
 
 /* An op with its references resolved. Only read during launch: the fabric copies what it keeps. */
 struct fabric_op {
     const struct core_op *op;
-    const float *const *in; /* op->world entries (NULL: zeros); BROADCAST, LOCAL_ADD: one */
-    float *const *out;      /* op->world entries; LOCAL_ADD, ZERO: one; GATHER: none */
-    const struct fabric_segment *segments; /* GATHER */
+    const void *const *in; /* op->world entries (NULL: zeros); BROADCAST, LOCAL_ADD: one */
+    void *const *out;      /* op->world entries; LOCAL_ADD, ZERO: one; GATHER, CAST: none */
+    const struct fabric_segment *segments; /* GATHER, CAST (fp32 to out_dtype) */
     uint32_t segment_count;
     const struct device_wait *waits;
     uint32_t wait_count;
@@ -82,10 +82,8 @@ struct fabric_ops {
     void (*memory_removed)(struct fabric *fabric, uint32_t rank,
                            const struct device_memory *memory);
     /* A layout was sealed: what its steps need beside the arenas is made here, for a step must not
-     * allocate. slice_numel: by bucket, elements of one rank's slice. Before reset; no op is in
-     * flight. GW_E_NOMEM. */
-    int (*sealed)(struct fabric *fabric, const uint64_t *slice_numel, uint32_t buckets,
-                  uint32_t params);
+     * allocate. Before reset; no op is in flight. GW_E_NOMEM. */
+    int (*sealed)(struct fabric *fabric, const struct gw_layout_page *page);
     /* The job failed: nothing of it may wait for another rank any more. Before the device's abort
      * and drain; form() begins anew. */
     void (*abort)(struct fabric *fabric);

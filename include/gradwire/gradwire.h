@@ -14,7 +14,7 @@
  *  - Handles are dead in a forked child (GW_E_FORKED).
  *  - GRADWIRE_SOCKET names gradwired's socket; GRADWIRE_DEBUG=guard takes access to gradients and
  *    parameters away outside the windows in which they may be used (whole pages), for debugging.
- *  - Sizes of tensors are elements unless the name ends in _bytes. Values are fp32 in this release.
+ *  - Sizes of tensors are elements unless the name ends in _bytes.
  *
  * A rank's life: gw_job_create (rank 0) or gw_job_join (others, with rank 0's id) ->
  * gw_param_add... -> gw_seal -> gw_param_write_sync (initial values), gw_barrier -> steps ->
@@ -68,6 +68,9 @@ GW_API const char *gw_error_name(int error);
 GW_API const char *gw_error_message(int error);
 /* Text of the calling thread's last failed call; valid until its next call. */
 GW_API const char *gw_last_error(void);
+
+/* Types of values. Sums are made in fp32 and rounded once, to nearest, ties to even. */
+enum gw_dtype { GW_DTYPE_FP32 = 0, GW_DTYPE_FP16 = 1, GW_DTYPE_BF16 = 2, GW_DTYPES };
 
 /* ---- job ------------------------------------------------------------------------------------ */
 
@@ -145,10 +148,10 @@ GW_API int gw_timeline_raise(gw_job *job, uint32_t timeline, uint64_t value);
 
 /* ---- collectives ------------------------------------------------------------------------------
  * Ops of all ranks on a group run in the order of the calls; the n-th call of each rank must be the
- * same op (kind, name, count, scale), or all ranks get one GW_E_MISMATCH naming both sides, before
- * any byte is summed. A rank has at most 64 ops in flight, counted from its oldest unfinished one
- * on (GW_E_AGAIN beyond). Sums are the fixed tree ((0+1)+(2+3))+..., in fp32, times (float)scale.
- * In place is allowed where said.
+ * same op (kind, name, count, dtype, scale), or all ranks get one GW_E_MISMATCH naming both sides,
+ * before any byte is summed. A rank has at most 64 ops in flight, counted from its oldest unfinished
+ * one on (GW_E_AGAIN beyond). Sums are the fixed tree ((0+1)+(2+3))+..., in fp32, times
+ * (float)(scale * pre_scale), rounded once to the dtype. In place is allowed where said.
  */
 
 typedef struct gw_buffer gw_buffer;
@@ -167,7 +170,7 @@ GW_API size_t gw_buffer_size(const gw_buffer *buffer);
 
 struct gw_slice {
     gw_buffer *buffer;
-    uint64_t offset; /* elements */
+    uint64_t offset; /* elements of the op's dtype */
 };
 
 /* How a sum over ranks is added up. exact: the fixed tree, the same bits on every device, placement
@@ -180,7 +183,9 @@ struct gw_op_options {
     const char *name; /* <= 63 bytes; told when ranks differ */
     double scale;     /* 0: 1 */
     uint32_t group;
-    uint32_t order; /* enum gw_order */
+    uint32_t order;   /* enum gw_order */
+    uint32_t dtype;   /* enum gw_dtype, of what is sent and received */
+    double pre_scale; /* 0: 1 */
 };
 
 /* recv[count] = scale * sum over ranks of send[rank*count ...]; send holds count*group size. recv
@@ -205,6 +210,7 @@ GW_API int gw_barrier(gw_job *job, const struct gw_op_options *options,
 enum gw_accumulate { GW_ACCUMULATE_AUTO = 0, GW_ACCUMULATE_LOCAL = 1, GW_ACCUMULATE_SHARD = 2 };
 enum gw_gather { GW_GATHER_PRIVATE = 0, GW_GATHER_MAPPED = 1 };
 enum gw_unused { GW_UNUSED_ZERO = 0, GW_UNUSED_ERROR = 1 };
+enum gw_norm { GW_NORM_2 = 0, GW_NORM_MAX = 1 };
 
 struct gw_zero_options {
     size_t struct_size;
@@ -217,18 +223,47 @@ struct gw_zero_options {
     uint32_t micro_steps;       /* gw_micro_step_end calls per step + 1, at most; default 1 */
     uint32_t shard_align_bytes; /* slices are multiples of it; power of 2, 4..4096; default 64 */
     uint64_t bucket_bytes;      /* of one bucket before padding; > 0, no default: say it */
-    double scale;               /* of the sum; 0: 1/world (mean) */
+    double scale;               /* of the sum; 0: 1/(members of the parameter's group): mean */
     double clip_norm;           /* 0: none; else clip factor min(1, clip_norm/(norm+1e-6)) */
     uint64_t gather_bytes;      /* stage 3: budget of gathered units per rank; 0: three largest */
     uint64_t prefetch_bytes;    /* stage 3: gathered ahead; 0: the largest unit */
     uint32_t order;             /* enum gw_order of the reductions */
+    uint32_t norm;              /* enum gw_norm of the verdict, over all groups' shards */
+    double pre_scale;           /* multiplied into scale; 0: 1 */
+    uint32_t reduce_dtype;      /* fp16, bf16: each rank's gradient is rounded to it before the sum;
+                                 * 0: summed as given */
+    uint32_t accum_as_grads;    /* 1: reduced gradients and sums over micro-steps have the gradients'
+                                 * dtype; 0: fp32 */
+    uint32_t shard_ranks;       /* hybrid sharding of group 0 (gw_param_group_add): 0: none */
+    uint64_t persist_bytes;     /* stage 3: parameters of at most so many bytes stay gathered from
+                                 * update to update, all in one gather; 0: none */
+    uint64_t reuse_bytes;       /* stage 3: a released unit stays gathered if, in the order followed,
+                                 * less than so many bytes are fetched before it is again, and the
+                                 * budget allows; 0: off */
 };
 
-/* Names the next parameter of this rank (index = order of calls from 0). numel may be 0. `unit`
- * groups neighbouring parameters that are fetched together (a layer); NULL: a unit of its own.
- * All ranks must register the same list. */
-GW_API int gw_param_add(gw_job *job, const char *name, uint64_t numel, const char *unit,
-                        uint32_t *ret_param);
+/* Ranks that hold, reduce and update some of the parameters together: data-parallel groups beside
+ * tensor, pipeline or expert parallelism. Group 0 is all ranks. ranks: in the order of the sum's tree
+ * and of the slices; each once. shard_ranks: 0, or hybrid sharding: each run of so many members (it
+ * divides count; stages 1-3) holds one copy of the shards; gradients are reduce-scattered within a
+ * run, and once a step, when final, all-reduced in fp32 between the runs. All ranks of the job,
+ * members or not, add the same groups in the same order, before the seal. */
+GW_API int gw_param_group_add(gw_job *job, const uint32_t *ranks, uint32_t count,
+                              uint32_t shard_ranks, uint32_t *ret_group);
+
+struct gw_param_options {
+    size_t struct_size;
+    const char *unit;    /* groups neighbouring parameters that are fetched together (a layer); NULL:
+                          * a unit of its own */
+    uint32_t dtype;      /* enum gw_dtype of the values that are fetched. fp16, bf16: the shard is
+                          * kept in fp32 (master) and rounded at every commit */
+    uint32_t grad_dtype; /* enum gw_dtype of the gradients given */
+    uint32_t group;      /* gw_param_group_add; ranks outside know the parameter, and hold nothing */
+};
+/* Names the next parameter of the job (index = order of calls from 0). numel may be 0. All ranks
+ * must register the same list. options NULL: all defaults. */
+GW_API int gw_param_add(gw_job *job, const char *name, uint64_t numel,
+                        const struct gw_param_options *options, uint32_t *ret_param);
 /* Set-up: every rank calls it; returns when the layout is agreed and memory is mapped. On
  * re-joining a job with the same list and options, shards keep their values; GW_E_TORN if an owner
  * died inside an update (gw_last_error names the shard's rank; the job must be started anew). */
@@ -246,8 +281,11 @@ struct gw_layout_info {
 struct gw_bucket_info {
     uint64_t offset;       /* of its first element in the flat, padded order */
     uint64_t numel;        /* without padding */
-    uint64_t padded_numel; /* multiple of world; rank r owns [r*padded/world, (r+1)*padded/world) */
+    uint64_t padded_numel; /* cut into as many slices as shard_ranks; the member at position i of the
+                            * group owns slice i % shard_ranks */
     uint32_t fetch_unit;
+    uint32_t group, members, shard_ranks; /* shard_ranks = members unless sharding is hybrid */
+    uint32_t dtype, grad_dtype, accum_dtype; /* enum gw_dtype; accum: of the reduced gradient */
 };
 struct gw_piece_info { /* part of a parameter that lies in one bucket */
     uint32_t bucket;
@@ -264,8 +302,9 @@ GW_API int gw_param_piece(gw_job *job, uint32_t param, uint32_t piece,
 GW_API int gw_param_unit(gw_job *job, uint32_t param, uint32_t *ret_unit);
 
 /* Values into and out of the shards (all replicas, in stages 0-2), from any rank, any part, between
- * steps only (no unit fetched, no gradient of a new step declared). Other ranks see a write after
- * the next gw_barrier. */
+ * steps only (no unit fetched, no gradient of a new step declared). fp32 whatever the parameter's
+ * dtype: what is moved are the masters, and what is fetched later are they, rounded. Other ranks see
+ * a write after the next gw_barrier. */
 GW_API int gw_param_write_sync(gw_job *job, uint32_t param, uint64_t offset, uint64_t count,
                                const float *values, int64_t timeout_ns);
 GW_API int gw_param_read_sync(gw_job *job, uint32_t param, uint64_t offset, uint64_t count,
@@ -277,15 +316,15 @@ GW_API int gw_param_read_sync(gw_job *job, uint32_t param, uint64_t offset, uint
  * needs one release. Any order, any subset of ranks. */
 GW_API int gw_fetch(gw_job *job, uint32_t unit, struct gw_token *ret_token);
 GW_API int gw_release(gw_job *job, uint32_t unit);
-/* Read-only values of a parameter whose unit is fetched (token reached); numel elements,
- * contiguous; valid until release. */
-GW_API int gw_param_ptr(gw_job *job, uint32_t param, const float **ret_values);
+/* Read-only values of a parameter whose unit is fetched (token reached); numel elements of its
+ * dtype, contiguous; valid until release. GW_E_NOT_FOUND: this rank is not in its group. */
+GW_API int gw_param_ptr(gw_job *job, uint32_t param, const void **ret_values);
 
 /* Where to write a piece's gradient: a view of service memory, valid until its gw_grad_ready. Waits
  * until an earlier reader of that memory is done. Buckets are reduced last one first in the first
  * step, then in the order of rank 0; who declares them in another order needs more ring_slots. */
 GW_API int gw_grad_acquire_sync(gw_job *job, uint32_t param, uint32_t piece, int64_t timeout_ns,
-                                float **ret_values, uint64_t *ret_count);
+                                void **ret_values, uint64_t *ret_count);
 
 enum {
     GW_GRAD_FINAL = 0,           /* last contribution of this step */
@@ -298,14 +337,14 @@ GW_API int gw_grad_ready(gw_job *job, uint32_t param, uint32_t piece, uint32_t f
                          const struct gw_token *tokens, size_t token_count);
 /* Convenience: copies the whole parameter's gradient from the caller's memory, piece by piece, the
  * last one first (acquire, copy, ready). The copy is counted (gw_stats.copied_in_bytes). */
-GW_API int gw_grad_put_sync(gw_job *job, uint32_t param, const float *values, uint32_t flags,
+GW_API int gw_grad_put_sync(gw_job *job, uint32_t param, const void *values, uint32_t flags,
                             int64_t timeout_ns);
 /* Ends a micro-step that is not the step's last. Missing gradients count as zero. */
 GW_API int gw_micro_step_end(gw_job *job);
 
 struct gw_verdict {
     uint64_t step;         /* from 1 */
-    double norm;           /* 2-norm of the reduced gradient, rounded to fp32 */
+    double norm;           /* of the reduced gradient, each shard once, rounded to fp32 */
     float clip_factor;     /* 1 without clip_norm */
     uint32_t nonfinite;    /* 1: an infinity or NaN was found; clip_factor is then 0 */
     uint32_t first_bucket; /* of the first non-finite value */
@@ -319,20 +358,23 @@ GW_API int gw_wait_step(gw_job *job, int64_t timeout_ns, struct gw_verdict *ret_
 /* 1: the parameter had a gradient on some rank in the last step. */
 GW_API int gw_param_used(gw_job *job, uint32_t param);
 
-/* The rank's shard: one span per bucket. Stage 0: the whole bucket. */
+/* The rank's shard: one span per bucket of its groups. Stage 0: the whole bucket. */
 struct gw_span {
     uint32_t bucket;
     uint64_t bucket_offset; /* of the span in its bucket */
     uint64_t shard_offset;  /* of the span in shard arrays */
     uint64_t numel;
     uint64_t valid_numel; /* the rest is padding */
-    float *params;        /* write only between update begin (reached) and commit */
-    const float *grads;   /* reduced gradient, from the verdict to commit */
+    float *params;        /* write only between update begin (reached) and commit; the master,
+                           * where parameters are fp16 or bf16 */
+    const void *grads;    /* reduced gradient, from the verdict to commit */
+    uint32_t grads_dtype; /* enum gw_dtype; fp32 unless accum_as_grads */
 };
 GW_API int gw_shard_spans(gw_job *job, const struct gw_span **ret_spans, uint32_t *ret_count);
-/* Named fp32 array of the shard's shape (sum of span numels), zeroed when new; lives with the
- * shard, also over a re-join. Set-up call. */
-GW_API int gw_shard_array(gw_job *job, const char *name, float **ret_values, uint64_t *ret_numel);
+/* Named array of the shard's shape (sum of span numels), zeroed when new; lives with the shard, also
+ * over a re-join, then with the same dtype. Set-up call. */
+GW_API int gw_shard_array(gw_job *job, const char *name, uint32_t dtype, void **ret_values,
+                          uint64_t *ret_numel);
 
 /* begin: reached when every rank's step has ended, so that nobody reads old values any more.
  * commit: the shard's new version may be served. A step may also end without an update: simply go
@@ -351,7 +393,7 @@ GW_API int gw_update_commit(gw_job *job);
  * end alike on all ranks: with one error that names the rank it comes from.
  *
  * A parameter's tensor has its name; that of shard array a, "a.name": exp_avg.h.0.attn.weight. The
- * dtype is F32. File names are those of other tools: `path` alone, or, where file_bytes cuts,
+ * dtype is F32 (parameters: the masters), or the shard array's. File names are those of other tools: `path` alone, or, where file_bytes cuts,
  * model.safetensors becomes model-00001-of-00003.safetensors ... and model.safetensors.index.json.
  */
 #define GW_SHAPE_DIMS_MAX 8
