@@ -72,7 +72,8 @@ enum core_op_kind {
     CORE_OP_REDUCE_SCATTER, /* out[r][0..numel) = (acc +) scale * sum_q in[q][slice of r] */
     CORE_OP_ALL_REDUCE,     /* out[r][0..world*numel) (acc +)= scale * sum_q in[q], every r */
     CORE_OP_ALL_GATHER,     /* collectives layer: out[r][q*numel ..] = in[q][0..numel), every r */
-    CORE_OP_GATHER,         /* ZeRO: `bucket_count` buckets of all owners to out[0], for op.rank */
+    CORE_OP_GATHER,         /* ZeRO: `bucket_count` buckets of all owners, for op.rank: the first to
+                             * out[0], others behind it as their core_gathered are */
     CORE_OP_BROADCAST,      /* out[r] = in[0], every r but op.rank (the root) */
     CORE_OP_BARRIER,        /* nothing but what it waits for and signals; on any stream, for any
                              * of the ranks (members), also without signals */
