@@ -10,19 +10,21 @@
 
 #include "client/lib/err.h"
 #include "client/lib/options.h"
+#include "proto/layout_page.h"
 
-/* An op's arguments; counts in elements of 4 bytes. */
+/* An op's arguments; counts in elements. */
 struct call {
     uint32_t kind;
     struct gw_slice send, recv;
     uint64_t send_count, recv_count; /* what the slices must hold; 0: none */
     uint64_t count;
     uint32_t root; /* a rank of the job */
+    uint32_t size; /* bytes of an element */
 };
 
 /* Without overflow: offset and count are the caller's. */
 static int check_slice(const gw_job *job, const struct gw_slice *slice, uint64_t count,
-                       const char *what)
+                       uint32_t size, const char *what)
 {
     uint64_t numel;
 
@@ -30,7 +32,7 @@ static int check_slice(const gw_job *job, const struct gw_slice *slice, uint64_t
         return 0;
     if (!slice->buffer || slice->buffer->job != job)
         return err_set(GW_E_INVALID, "the %s slice has no buffer of this job", what);
-    numel = slice->buffer->size_bytes / sizeof(float);
+    numel = slice->buffer->size_bytes / size;
     if (slice->offset > numel || count > numel - slice->offset)
         return err_set(GW_E_INVALID,
                        "the %s slice (%llu elements from %llu on) ends past its buffer of %llu "
@@ -93,8 +95,13 @@ static int check_call(const gw_job *job, struct call *call, const struct gw_op_o
     if (options->name && strlen(options->name) > GW_LABEL_MAX)
         return err_set(GW_E_INVALID, "the op's name has %zu bytes, at most %u are allowed",
                        strlen(options->name), GW_LABEL_MAX);
-    if (!isfinite((float)options->scale))
-        return err_set(GW_E_INVALID, "scale %g is not a finite fp32 number", options->scale);
+    if (!isfinite((float)(options->scale * (options->pre_scale == 0 ? 1 : options->pre_scale))))
+        return err_set(GW_E_INVALID, "scale %g times pre_scale %g is not a finite fp32 number",
+                       options->scale, options->pre_scale);
+    if (options->dtype >= GW_DTYPES)
+        return err_set(GW_E_INVALID, "dtype %u: there are fp32 (0), fp16 (1) and bf16 (2)",
+                       options->dtype);
+    call->size = gw_dtype_bytes(options->dtype);
     if (options->order > GW_ORDER_FABRIC || (options->order == GW_ORDER_FABRIC && !job->device))
         return err_set(GW_E_INVALID,
                        "order = %u: exact (0) everywhere, fabric (1) with GPUs, no other",
@@ -112,9 +119,9 @@ static int check_call(const gw_job *job, struct call *call, const struct gw_op_o
         call->send_count *= size;
     if (call->kind == WIRE_OP_ALL_GATHER)
         call->recv_count *= size;
-    r = check_slice(job, &call->send, call->send_count, "send");
+    r = check_slice(job, &call->send, call->send_count, call->size, "send");
     if (r == 0)
-        r = check_slice(job, &call->recv, call->recv_count, "recv");
+        r = check_slice(job, &call->recv, call->recv_count, call->size, "recv");
     if (r == 0)
         r = check_overlap(call, member);
     return r;
@@ -128,7 +135,9 @@ static void fill(struct wire_op *op, const struct call *call, const struct gw_op
     op->root = call->root;
     op->count = call->count;
     op->scale = options->scale == 0 ? 1 : options->scale;
+    op->pre_scale = options->pre_scale == 0 ? 1 : options->pre_scale;
     op->order = options->order;
+    op->dtype = options->dtype;
     op->send_buffer = call->send_count ? call->send.buffer->id : 0;
     op->send_offset = call->send_count ? call->send.offset : 0;
     op->recv_buffer = call->recv_count ? call->recv.buffer->id : 0;
@@ -183,7 +192,7 @@ static int submit(gw_job *job, struct call *call, const struct gw_op_options *op
     r = check_call(job, call, &o, ret_token);
     if (r == 0) {
         fill(&msg.u.op, call, &o);
-        r = import_copy_in(job, &call->send, call->send_count);
+        r = import_copy_in(job, &call->send, call->send_count, call->size);
     }
     if (r == 0)
         r = send_op(job, &msg);
@@ -191,7 +200,8 @@ static int submit(gw_job *job, struct call *call, const struct gw_op_options *op
         (struct gw_token){.timeline = GW_TIMELINE(GW_TL_OP, msg.u.op.sequence % GW_OPS_IN_FLIGHT),
                           .value = msg.u.op.sequence};
     if (r == 0)
-        r = import_copy_out(job, &call->recv, call->recv_count, msg.u.op.sequence, &token);
+        r = import_copy_out(job, &call->recv, call->recv_count, call->size, msg.u.op.sequence,
+                            &token);
     pthread_mutex_unlock(&job->lock);
     if (r < 0)
         return o.name && strlen(o.name) <= GW_LABEL_MAX ? err_prefix(r, "op \"%s\"", o.name) : r;

@@ -12,9 +12,9 @@ void buffer_keep(gw_job *job, gw_buffer *buffer);
 /* Staged buffers (import.c): `numel` elements from `offset` on go into the service's memory before
  * the op is declared, and come back behind op `sequence`, in a stream of ours; the token counts.
  * Both under job->lock. */
-int import_copy_in(gw_job *job, const struct gw_slice *slice, uint64_t numel);
-int import_copy_out(gw_job *job, const struct gw_slice *slice, uint64_t numel, uint64_t sequence,
-                    struct gw_token *ret_token);
+int import_copy_in(gw_job *job, const struct gw_slice *slice, uint64_t numel, uint32_t size);
+int import_copy_out(gw_job *job, const struct gw_slice *slice, uint64_t numel, uint32_t size,
+                    uint64_t sequence,                    struct gw_token *ret_token);
 /* The copy behind that op is done. */
 bool import_copied(gw_job *job, uint64_t sequence);
 

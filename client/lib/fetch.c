@@ -99,12 +99,10 @@ static int check_fetched(gw_job *job, const struct zero *zero, uint32_t param, u
 /* Where the parameter's values are, or will be when the fetch's token is reached. Without the lock:
  * the place may have to be waited for. */
 static int locate(gw_job *job, const struct zero *zero, uint32_t param, uint64_t fetch_count,
-                  const float **ret_values, uint64_t *ret_pool_offset)
+                  const void **ret_values, uint64_t *ret_pool_offset)
 {
     const struct gw_layout_param *p = &zero->view.params[param];
-    const struct gw_layout_fetch_unit *fetch =
-        &zero->view.fetch_units[zero->view.units[p->unit].fetch_unit];
-    uint64_t offset = 0;
+    uint64_t offset = 0, at, bytes = p->numel * gw_dtype_bytes(p->dtype);
     int r = 0;
 
     /* Outside a pool the place is known; only on the host does the caller have to be behind it. */
@@ -119,21 +117,20 @@ static int locate(gw_job *job, const struct zero *zero, uint32_t param, uint64_t
     if (r < 0)
         return r;
     if (!zero->pool.base) {
-        *ret_values = (const float *)(const void *)zero->params_view.base + p->offset;
+        *ret_values = zero->params_view.base + zero_param_at(zero, param, 0);
         return 0;
     }
-    if (offset % sizeof(float) != 0 || offset > zero->pool.bytes ||
-        fetch->padded_numel * sizeof(float) > zero->pool.bytes - offset)
+    at = offset <= zero->pool.bytes ? zero_param_at(zero, param, offset) : UINT64_MAX;
+    if (offset % sizeof(float) != 0 || at > zero->pool.bytes || bytes > zero->pool.bytes - at)
         return err_set(GW_E_PROTOCOL, "the engine put unit %s past the end of the gather pool",
                        unit_name(zero, p->unit));
     *ret_pool_offset = offset;
-    *ret_values =
-        (const float *)(const void *)(zero->pool.base + offset) + p->offset - fetch->offset;
+    *ret_values = zero->pool.base + at;
     return 0;
 }
 
 /* The only way to a view, which is why guard mode opens its pages here. */
-int gw_param_ptr(gw_job *job, uint32_t param, const float **ret_values)
+int gw_param_ptr(gw_job *job, uint32_t param, const void **ret_values)
 {
     static const float nothing;
     struct zero *zero = NULL;
@@ -141,7 +138,7 @@ int gw_param_ptr(gw_job *job, uint32_t param, const float **ret_values)
     int r = zero_enter(job, &zero);
 
     if (r == 0)
-        r = zero_param_check(zero, param);
+        r = zero_param_held(job, zero, param);
     if (r == 0 && !ret_values)
         r = err_set(GW_E_INVALID, "ret_values is NULL");
     if (r < 0)

@@ -73,7 +73,7 @@ static int find(gw_job *job, uint32_t param, uint32_t piece, struct zero **ret_z
     int r = zero_enter(job, ret_zero);
 
     if (r == 0)
-        r = zero_param_check(*ret_zero, param);
+        r = zero_param_held(job, *ret_zero, param);
     if (r < 0)
         return r;
     p = &(*ret_zero)->view.params[param];
@@ -138,7 +138,7 @@ static int ask_slot(gw_job *job, const struct zero *zero, uint32_t bucket, int64
 /* Memory of an overflow slot, the first time that a bucket is given it. Without the lock. */
 static int map_overflow(gw_job *job, struct zero *zero, uint32_t bucket, int64_t deadline)
 {
-    uint64_t bytes = zero->page->max_bucket_numel * sizeof(float);
+    uint64_t bytes = zero->page->max_bucket_bytes;
     uint32_t slot, index;
     struct map map = {0};
     bool have;
@@ -284,20 +284,25 @@ static int wait_reader(gw_job *job, struct zero *zero, const struct target *t, i
 
 /* ---- public ---------------------------------------------------------------------------------- */
 
-/* NULL: the bucket's contribution has no slot, or one whose memory is not mapped. Lock held. */
-static float *memory_of(const struct zero *zero, const struct target *t)
+/* Bytes of an element of the bucket's gradients. */
+static uint32_t grad_bytes(const struct zero *zero, uint32_t bucket)
 {
-    const struct gw_layout_bucket *bucket = &zero->view.buckets[t->layout->bucket];
-    uint32_t slot = zero->ledger->buckets[t->layout->bucket].slot;
+    return gw_dtype_bytes(zero->view.buckets[bucket].grad_dtype);
+}
+
+/* NULL: the bucket's contribution has no slot, or one whose memory is not mapped. Lock held. */
+static void *memory_of(const struct zero *zero, const struct target *t)
+{
+    uint32_t bucket = t->layout->bucket, slot = zero->ledger->buckets[bucket].slot;
     uint8_t *base = NULL;
 
     if (!zero->ledger->ring)
-        base = zero->grads.base + bucket->offset * sizeof(float);
+        base = zero->grads.base + place_grads(zero->place, bucket).offset_bytes;
     else if (slot < zero->options.ring_slots)
-        base = zero->ring.base + slot * zero->page->max_bucket_numel * sizeof(float);
+        base = zero->ring.base + place_slot(zero->place, slot).offset_bytes;
     else if (slot != GW_NO_SLOT)
         base = zero->overflow[slot - zero->options.ring_slots].base;
-    return base ? (float *)(void *)base + t->layout->bucket_offset : NULL;
+    return base ? base + t->layout->bucket_offset * grad_bytes(zero, bucket) : NULL;
 }
 
 /* Before any wait: a refusal must not take the deadline to come. */
@@ -313,7 +318,7 @@ static int check_acquire(gw_job *job, const struct zero *zero, const struct targ
 
 /* Checked once more after the wait: another thread may have declared the piece meanwhile. */
 static int acquire(gw_job *job, struct zero *zero, const struct target *t, int64_t deadline,
-                   float **ret_values)
+                   void **ret_values)
 {
     int r = check_acquire(job, zero, t);
 
@@ -339,7 +344,7 @@ static int acquire(gw_job *job, struct zero *zero, const struct target *t, int64
 }
 
 int gw_grad_acquire_sync(gw_job *job, uint32_t param, uint32_t piece, int64_t timeout_ns,
-                         float **ret_values, uint64_t *ret_count)
+                         void **ret_values, uint64_t *ret_count)
 {
     struct zero *zero = NULL;
     struct target target;
@@ -418,7 +423,7 @@ int gw_grad_ready(gw_job *job, uint32_t param, uint32_t piece, uint32_t flags,
     return r;
 }
 
-int gw_grad_put_sync(gw_job *job, uint32_t param, const float *values, uint32_t flags,
+int gw_grad_put_sync(gw_job *job, uint32_t param, const void *values, uint32_t flags,
                      int64_t timeout_ns)
 {
     int64_t deadline = clock_deadline(timeout_ns);
@@ -426,27 +431,30 @@ int gw_grad_put_sync(gw_job *job, uint32_t param, const float *values, uint32_t 
     int r = zero_enter(job, &zero);
 
     if (r == 0)
-        r = zero_param_check(zero, param);
+        r = zero_param_held(job, zero, param);
     if (r == 0 && !values && zero->view.params[param].numel > 0)
         r = err_set(GW_E_INVALID, "values is NULL");
     /* Last piece first: so are buckets reduced in a first step, and a small ring is enough. */
     for (uint32_t piece = r == 0 ? zero->view.params[param].pieces : 0; r == 0 && piece-- > 0;) {
         struct target target;
-        float *memory = NULL;
+        void *memory = NULL;
+        uint64_t size;
 
         r = find(job, param, piece, &zero, &target);
         if (r == 0)
             r = acquire(job, zero, &target, deadline, &memory);
         if (r < 0)
             break;
-        r = job->order.ops->copy_in(job, memory, values + target.layout->param_offset,
-                                    target.layout->numel * sizeof(float), deadline);
+        size = grad_bytes(zero, target.layout->bucket);
+        r = job->order.ops->copy_in(job, memory,
+                                    (const char *)values + target.layout->param_offset * size,
+                                    target.layout->numel * size, deadline);
         if (job_deadline_passed(job, &r))
             err_set(r, "the copy of %s was not done before the deadline",
                     zero_param_name(zero, param));
         if (r < 0)
             break;
-        atomic_fetch_add(&zero->copied_in_bytes, target.layout->numel * sizeof(float));
+        atomic_fetch_add(&zero->copied_in_bytes, target.layout->numel * size);
         r = gw_grad_ready(job, param, piece, flags, NULL, 0);
     }
     return r;

@@ -30,10 +30,10 @@ bool import_copied(gw_job *job, uint64_t sequence)
 
 /* The caller's memory may still await the result of the op before, which it need not have waited
  * for: ops of a group run in their order. */
-int import_copy_in(gw_job *job, const struct gw_slice *slice, uint64_t numel)
+int import_copy_in(gw_job *job, const struct gw_slice *slice, uint64_t numel, uint32_t size)
 {
     const struct gw_buffer *buffer = slice->buffer;
-    uint64_t at = slice->offset * sizeof(float), bytes = numel * sizeof(float);
+    uint64_t at = slice->offset * size, bytes = numel * size;
     void *stream;
     int r = 0;
 
@@ -50,12 +50,12 @@ int import_copy_in(gw_job *job, const struct gw_slice *slice, uint64_t numel)
     return r;
 }
 
-int import_copy_out(gw_job *job, const struct gw_slice *slice, uint64_t numel, uint64_t sequence,
-                    struct gw_token *ret_token)
+int import_copy_out(gw_job *job, const struct gw_slice *slice, uint64_t numel, uint32_t size,
+                    uint64_t sequence, struct gw_token *ret_token)
 {
     struct order *order = &job->order;
     struct gw_buffer *buffer = slice->buffer;
-    uint64_t at = slice->offset * sizeof(float), bytes = numel * sizeof(float), word = 0;
+    uint64_t at = slice->offset * size, bytes = numel * size, word = 0;
     int r = 0;
 
     if (numel == 0 || !buffer->staged)

@@ -12,15 +12,17 @@ static void open_bucket(const struct ledger *ledger, uint32_t b)
 {
     struct ledger_bucket *bucket = &ledger->buckets[b];
 
-    bucket->outstanding = ledger->layout_buckets[b].pieces - bucket->finals;
+    bool member = ledger->groups >> ledger->layout_buckets[b].group & 1;
+
+    bucket->outstanding = member ? ledger->layout_buckets[b].pieces - bucket->finals : 0;
     bucket->closed = bucket->outstanding == 0;
     bucket->declared = 0;
     bucket->slot = GW_NO_SLOT;
 }
 
 int ledger_new(const struct gw_layout_page *page, const struct gw_layout_piece *pieces,
-               const struct gw_layout_bucket *buckets, uint32_t ring_slots, uint32_t micro_steps,
-               bool local, struct ledger **ret_ledger)
+               const struct gw_layout_bucket *buckets, uint64_t groups, uint32_t ring_slots,
+               uint32_t micro_steps, bool local, struct ledger **ret_ledger)
 {
     struct ledger *ledger = calloc(1, sizeof(*ledger));
 
@@ -30,6 +32,7 @@ int ledger_new(const struct gw_layout_page *page, const struct gw_layout_piece *
     ledger->layout_buckets = buckets;
     ledger->piece_count = page->pieces;
     ledger->bucket_count = page->buckets;
+    ledger->groups = groups;
     ledger->slot_count = ring_slots;
     ledger->slot_room = ring_slots ? ring_slots + GW_OVERFLOW_MAX : 0;
     ledger->micro_steps = micro_steps;

@@ -1,14 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Which memory a stage has, where each thing lies in it, and the shard: spans and arrays.
- * Set-up calls block to a deadline; nothing here holds the job's lock while waiting.
- *
- *                     parameters            gradients written to   reduced gradient read from
- *   stage 0           PARAMS                GRADS                  GRADS, ACC (shard, micro-steps)
- *   stage 1           PARAMS                GRADS                  GRADS, SHARD_GRADS (same)
- *   stage 2           PARAMS                RING (local: GRADS)    SHARD_GRADS
- *   stage 3 private   PARAMS (spans), POOL  RING (local: GRADS)    SHARD_GRADS
- *   stage 3 mapped    SHARED_PARAMS         RING (local: GRADS)    SHARD_GRADS
+ * Getting and mapping what the seal gave the rank (proto/place.h says what and where), and the shard:
+ * spans and arrays. Set-up calls block to a deadline; nothing here holds the job's lock while
+ * waiting.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -81,14 +75,17 @@ int memory_get(gw_job *job, enum gw_arena_kind kind, uint32_t index, uint64_t by
     return r;
 }
 
-/* The pool's size is the engine's to choose: budget and the largest unit. */
+/* The pool's size is the engine's to choose: persistent parameters, budget and the largest unit. */
 static int get_pool(gw_job *job, struct zero *zero, int64_t deadline)
 {
+    uint64_t bytes = place_fetch_bytes_max(zero->place);
     struct reply reply = {0};
     struct wire_msg msg;
     int r;
 
-    if (zero->pool.base || zero->page->max_fetch_numel == 0)
+    if (zero->page->persistent)
+        bytes += place_fetch_bytes(zero->place, 0);
+    if (zero->pool.base || bytes == 0)
         return 0;
     memset(&msg, 0, sizeof(msg));
     msg.type = WIRE_ARENA_GET;
@@ -96,8 +93,7 @@ static int get_pool(gw_job *job, struct zero *zero, int64_t deadline)
     r = job_request(job, &msg, WIRE_ARENA, CHANNEL_PARK_DRAIN, deadline, &reply);
     if (r < 0)
         return err_prefix(r, "memory for the gather pool");
-    if (reply.fd_count != 1 ||
-        reply.msg->u.arena.bytes < zero->page->max_fetch_numel * sizeof(float))
+    if (reply.fd_count != 1 || reply.msg->u.arena.bytes < bytes)
         r = err_set(GW_E_PROTOCOL, "the engine's gather pool is too small");
     if (r == 0)
         r = map_arena(job, &reply, reply.msg->u.arena.bytes, "gather pool", &zero->pool, NULL);
@@ -105,96 +101,92 @@ static int get_pool(gw_job *job, struct zero *zero, int64_t deadline)
     return r;
 }
 
-/* One copy of the parameters for all local ranks, which is its own gather. */
-static bool mapped(const struct zero *zero)
+static uint8_t *reduced_base(const struct zero *zero, uint8_t kind)
 {
-    return zero->options.stage == 3 && zero->options.gather == GW_GATHER_MAPPED;
+    return kind == GW_ARENA_GRADS ? zero->grads_view.base
+           : kind == GW_ARENA_ACC ? zero->acc.base
+                                  : zero->shard_grads.base;
 }
 
-/* Where the rank's reduced gradient lies: in the full order, or as spans one after the other. */
-static const struct map *reduced(const struct zero *zero, bool *ret_full)
+/* The rank's slice of a bucket (stage 0: all of it). */
+static void fill_span(const struct zero *zero, uint32_t bucket, uint32_t slice,
+                      struct gw_span *span)
 {
-    bool sums = zero->options.accumulate == GW_ACCUMULATE_SHARD && zero->options.micro_steps > 1;
+    const struct gw_layout_bucket *b = &zero->view.buckets[bucket];
+    struct place_ref master = place_master(zero->place, bucket, slice);
+    struct place_ref reduced = place_reduced(zero->place, bucket, slice);
+    const struct map *params = master.kind == GW_ARENA_MASTER ? &zero->master : &zero->params;
 
-    *ret_full = zero->options.stage == 0 || (zero->options.stage == 1 && !sums);
-    if (!*ret_full)
-        return &zero->shard_grads;
-    return zero->options.stage == 0 && sums ? &zero->acc : &zero->grads_view;
+    *span = (struct gw_span){
+        .bucket = bucket,
+        .numel = place_span_numel(zero->place, bucket),
+        .bucket_offset =
+            zero->options.stage == 0 ? 0 : slice * place_slice_numel(zero->place, bucket),
+        .shard_offset = place_span_offset(zero->place, bucket),
+        .params = (float *)(void *)(params->base + master.offset_bytes),
+        .grads = reduced_base(zero, reduced.kind) + reduced.offset_bytes,
+        .grads_dtype = reduced.dtype,
+    };
+    if (b->numel > span->bucket_offset)
+        span->valid_numel = b->numel - span->bucket_offset;
+    if (span->valid_numel > span->numel)
+        span->valid_numel = span->numel;
 }
 
-/* The rank's slice of each bucket (stage 0: all of it). */
 static void fill_spans(const gw_job *job, struct zero *zero)
 {
-    bool full_params = zero->options.stage < 3 || mapped(zero), full_grads = false;
-    const struct map *grads = reduced(zero, &full_grads);
-    uint64_t shard = 0;
+    const struct gw_layout_group *groups = layout_page_groups(zero->page);
 
+    zero->span_count = 0;
     for (uint32_t b = 0; b < zero->page->buckets; b++) {
-        const struct gw_layout_bucket *bucket = &zero->view.buckets[b];
-        struct gw_span *span = &zero->spans[b];
-        uint64_t parts = zero->options.stage == 0 ? 1 : job->world;
-        uint64_t flat;
+        uint32_t group = zero->view.buckets[b].group;
+        uint32_t position = layout_page_position(zero->page, group, job->rank);
 
-        span->bucket = b;
-        span->numel = bucket->padded_numel / parts;
-        span->bucket_offset = zero->options.stage == 0 ? 0 : job->rank * span->numel;
-        span->shard_offset = shard;
-        if (bucket->numel > span->bucket_offset)
-            span->valid_numel = bucket->numel - span->bucket_offset;
-        if (span->valid_numel > span->numel)
-            span->valid_numel = span->numel;
-        flat = bucket->offset + span->bucket_offset;
-        span->params = (float *)(void *)zero->params.base + (full_params ? flat : shard);
-        span->grads = (const float *)(const void *)grads->base + (full_grads ? flat : shard);
-        shard += span->numel;
+        zero->span_of[b] = UINT32_MAX;
+        if (position == UINT32_MAX)
+            continue;
+        zero->span_of[b] = zero->span_count;
+        fill_span(zero, b, position % groups[group].shard_ranks, &zero->spans[zero->span_count++]);
     }
-    zero->shard_numel = shard;
 }
 
-/* Buckets are padded to a multiple of the world, so slices are equal. */
-static uint64_t shard_numel(const gw_job *job, const struct zero *zero)
+/* view: a read-only, map: a writable mapping; either may be NULL. */
+static int get(gw_job *job, struct zero *zero, enum gw_arena_kind kind, const char *what,
+               int64_t deadline, struct map *view, struct map *map)
 {
-    return zero->options.stage == 0 ? zero->page->padded_numel
-                                    : zero->page->padded_numel / job->world;
+    return memory_get(job, kind, 0, place_arena_bytes(zero->place, kind), what, deadline, view, map);
 }
 
 /* The view is a mapping of its own even of memory that is ours to write: a stray store through a
  * fetched pointer faults, as it would in a pool. */
 static int get_params(gw_job *job, struct zero *zero, int64_t deadline)
 {
-    uint64_t full = zero->page->padded_numel * sizeof(float);
-    uint64_t shard = shard_numel(job, zero) * sizeof(float);
+    bool spans = zero->options.stage == 3 && !place_mapped(zero->place);
     int r;
 
-    if (mapped(zero))
-        return memory_get(job, GW_ARENA_SHARED_PARAMS, 0, full, "shared parameters", deadline,
-                          &zero->params_view, &zero->params);
-    if (zero->options.stage < 3)
-        return memory_get(job, GW_ARENA_PARAMS, 0, full, "parameters", deadline, &zero->params_view,
-                          &zero->params);
-    r = memory_get(job, GW_ARENA_PARAMS, 0, shard, "parameter shards", deadline, NULL,
-                   &zero->params);
-    return r < 0 ? r : get_pool(job, zero, deadline);
+    r = get(job, zero, GW_ARENA_MASTER, "master parameters", deadline, NULL, &zero->master);
+    if (r < 0)
+        return r;
+    if (place_mapped(zero->place))
+        return get(job, zero, GW_ARENA_SHARED_PARAMS, "shared parameters", deadline,
+                   &zero->params_view, &zero->params);
+    r = get(job, zero, GW_ARENA_PARAMS, spans ? "parameter shards" : "parameters", deadline,
+            spans ? NULL : &zero->params_view, &zero->params);
+    return r < 0 || !spans ? r : get_pool(job, zero, deadline);
 }
 
 static int get_gradients(gw_job *job, struct zero *zero, int64_t deadline)
 {
-    uint64_t full = zero->page->padded_numel * sizeof(float);
-    uint64_t ring = zero->page->max_bucket_numel * sizeof(float) * zero->options.ring_slots;
-    bool full_grads = false;
-    const struct map *grads = reduced(zero, &full_grads);
     int r;
 
-    if (zero->ledger->ring)
-        r = memory_get(job, GW_ARENA_RING, 0, ring, "bucket buffers", deadline, NULL, &zero->ring);
-    else
-        r = memory_get(job, GW_ARENA_GRADS, 0, full, "gradients", deadline, &zero->grads_view,
-                       &zero->grads);
-    if (r == 0 && grads == &zero->acc)
-        r = memory_get(job, GW_ARENA_ACC, 0, full, "gradient sums", deadline, &zero->acc, NULL);
-    if (r == 0 && grads == &zero->shard_grads)
-        r = memory_get(job, GW_ARENA_SHARD_GRADS, 0, shard_numel(job, zero) * sizeof(float),
-                       "gradient shards", deadline, &zero->shard_grads, NULL);
+    r = get(job, zero, GW_ARENA_RING, "bucket buffers", deadline, NULL, &zero->ring);
+    if (r == 0)
+        r = get(job, zero, GW_ARENA_GRADS, "gradients", deadline, &zero->grads_view, &zero->grads);
+    if (r == 0)
+        r = get(job, zero, GW_ARENA_ACC, "gradient sums", deadline, &zero->acc, NULL);
+    if (r == 0)
+        r = get(job, zero, GW_ARENA_SHARD_GRADS, "gradient shards", deadline, &zero->shard_grads,
+                NULL);
     return r;
 }
 
@@ -224,7 +216,7 @@ int gw_shard_spans(gw_job *job, const struct gw_span **ret_spans, uint32_t *ret_
     if (!ret_spans || !ret_count)
         return err_set(GW_E_INVALID, "the place for the spans is NULL");
     *ret_spans = zero->spans;
-    *ret_count = zero->page->buckets;
+    *ret_count = zero->span_count;
     return 0;
 }
 
@@ -240,6 +232,7 @@ static struct zero_array *find_array(const struct zero *zero, const char *name)
 static int make_array(gw_job *job, struct zero *zero, struct zero_array *array)
 {
     int64_t deadline = clock_deadline(job->timeout_ns);
+    uint64_t numel = place_shard_numel(zero->place);
     struct reply reply = {0};
     struct wire_msg msg;
     uint32_t index;
@@ -248,19 +241,19 @@ static int make_array(gw_job *job, struct zero *zero, struct zero_array *array)
     memset(&msg, 0, sizeof(msg));
     msg.type = WIRE_ARRAY_GET;
     memcpy(msg.u.array_get.name, array->name, sizeof(array->name));
+    msg.u.array_get.dtype = array->dtype;
     r = job_request(job, &msg, WIRE_ARRAY_MADE, CHANNEL_PARK_DRAIN, deadline, &reply);
     if (r < 0)
         return r;
     index = reply.msg->u.array_made.index;
-    if (reply.msg->u.array_made.numel != zero->shard_numel)
+    if (reply.msg->u.array_made.numel != numel)
         r = err_set(GW_E_PROTOCOL, "it has %llu elements, the shard has %llu",
-                    (unsigned long long)reply.msg->u.array_made.numel,
-                    (unsigned long long)zero->shard_numel);
+                    (unsigned long long)reply.msg->u.array_made.numel, (unsigned long long)numel);
     reply_free(&job->channel, &reply);
     if (r < 0)
         return r;
-    return memory_get(job, GW_ARENA_ARRAY, index, zero->shard_numel * sizeof(float), "shard array",
-                      deadline, NULL, &array->map);
+    return memory_get(job, GW_ARENA_ARRAY, index, numel * gw_dtype_bytes(array->dtype),
+                      "shard array", deadline, NULL, &array->map);
 }
 
 /* Another thread may have been faster: then its array is the one. */
@@ -282,7 +275,7 @@ static struct zero_array *keep_array(gw_job *job, struct zero *zero, struct zero
     return array;
 }
 
-static int get_array(gw_job *job, struct zero *zero, const char *name,
+static int get_array(gw_job *job, struct zero *zero, const char *name, uint32_t dtype,
                      struct zero_array **ret_array)
 {
     struct zero_array *made;
@@ -292,11 +285,15 @@ static int get_array(gw_job *job, struct zero *zero, const char *name,
     *ret_array = find_array(zero, name);
     pthread_mutex_unlock(&job->lock);
     if (*ret_array)
-        return 0;
+        return (*ret_array)->dtype == dtype
+                   ? 0
+                   : err_set(GW_E_MISMATCH, "it was made with dtype %u and is asked for with %u",
+                             (*ret_array)->dtype, dtype);
     made = calloc(1, sizeof(*made));
     if (!made)
         return err_set(GW_E_NOMEM, "no memory for its handle");
     memcpy(made->name, name, strlen(name));
+    made->dtype = dtype;
     r = make_array(job, zero, made);
     if (r < 0)
         free(made);
@@ -305,7 +302,8 @@ static int get_array(gw_job *job, struct zero *zero, const char *name,
     return r;
 }
 
-int gw_shard_array(gw_job *job, const char *name, float **ret_values, uint64_t *ret_numel)
+int gw_shard_array(gw_job *job, const char *name, uint32_t dtype, void **ret_values,
+                   uint64_t *ret_numel)
 {
     static float nothing; /* for a shard of no elements: a pointer that may be kept */
     struct zero_array *array = NULL;
@@ -318,12 +316,14 @@ int gw_shard_array(gw_job *job, const char *name, float **ret_values, uint64_t *
         return err_set(GW_E_INVALID, "%s",
                        ret_values ? "a shard array needs a name of 1 to 63 bytes"
                                   : "the place for the array is NULL");
-    if (zero->shard_numel > 0)
-        r = get_array(job, zero, name, &array);
+    if (dtype >= GW_DTYPES)
+        return err_set(GW_E_INVALID, "there is no dtype %u", dtype);
+    if (place_shard_numel(zero->place) > 0)
+        r = get_array(job, zero, name, dtype, &array);
     if (r < 0)
         return err_prefix(r, "shard array %s", name);
-    *ret_values = array ? (float *)(void *)array->map.base : &nothing;
+    *ret_values = array ? (void *)array->map.base : &nothing;
     if (ret_numel)
-        *ret_numel = zero->shard_numel;
+        *ret_numel = place_shard_numel(zero->place);
     return 0;
 }

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "client/lib/err.h"
+#include "client/lib/options.h"
 #include "client/lib/zero.h"
 
 void params_free(struct params *params)
@@ -15,6 +16,7 @@ void params_free(struct params *params)
         free(params->entries[i].unit);
     }
     free(params->entries);
+    free(params->groups);
     free(params);
 }
 
@@ -58,25 +60,55 @@ static int grow(gw_job *job)
     return 0;
 }
 
+static int check_options(const char *name, const struct gw_param_options *options)
+{
+    if (options->dtype >= GW_DTYPES || options->grad_dtype >= GW_DTYPES)
+        return err_set(GW_E_INVALID,
+                       "parameter %s has dtype %u and gradient dtype %u; there are fp32 (0), fp16 "
+                       "(1) and bf16 (2)",
+                       name, options->dtype, options->grad_dtype);
+    return options->unit ? check_name(options->unit, "unit name", 0) : 0;
+}
+
+/* Room for one more of the group. Lock held. */
+static int check_group(const gw_job *job, const char *name, uint32_t group)
+{
+    uint32_t groups = 1 + (job->params ? job->params->group_count : 0);
+
+    if (group < groups)
+        return 0;
+    return err_set(GW_E_NOT_FOUND,
+                   "parameter %s is of group %u, but there are %u: gw_param_group_add makes one",
+                   name, group, groups);
+}
+
 /* Nothing is sent before gw_seal: so adding never blocks, and a list of any length is one agreement
  * of all ranks. */
-int gw_param_add(gw_job *job, const char *name, uint64_t numel, const char *unit,
-                 uint32_t *ret_param)
+int gw_param_add(gw_job *job, const char *name, uint64_t numel,
+                 const struct gw_param_options *options, uint32_t *ret_param)
 {
+    struct gw_param_options o = {0};
     struct params_entry entry = {.numel = numel};
     int r = job_check(job);
 
+    if (r == 0 && options)
+        r = options_take(&o, sizeof(o), options, sizeof(size_t), "gw_param_options");
     if (r == 0)
         r = check_name(name, "name", 1);
-    if (r == 0 && unit)
-        r = check_name(unit, "unit name", 0);
+    if (r == 0)
+        r = check_options(name, &o);
     if (r < 0)
         return r;
     entry.name = strdup(name);
-    entry.unit = strdup(unit ? unit : "");
+    entry.unit = strdup(o.unit ? o.unit : "");
+    entry.dtype = o.dtype;
+    entry.grad_dtype = o.grad_dtype;
+    entry.group = o.group;
     pthread_mutex_lock(&job->lock);
     r = entry.name && entry.unit ? grow(job)
                                  : err_set(GW_E_NOMEM, "no memory for parameter %s", name);
+    if (r == 0)
+        r = check_group(job, name, o.group);
     if (r == 0) {
         if (ret_param)
             *ret_param = job->params->count;
@@ -87,6 +119,66 @@ int gw_param_add(gw_job *job, const char *name, uint64_t numel, const char *unit
         free(entry.name);
         free(entry.unit);
     }
+    return r;
+}
+
+/* The engine checks groups when they are registered; here the caller learns at the call. */
+static int check_ranks(const gw_job *job, const uint32_t *ranks, uint32_t count,
+                       uint32_t shard_ranks)
+{
+    uint64_t seen = 0;
+
+    if (!ranks || count == 0 || count > job->world)
+        return err_set(GW_E_INVALID, "a group has 1 to %u ranks, not %u", job->world, count);
+    for (uint32_t i = 0; i < count; i++) {
+        if (ranks[i] >= job->world || seen >> ranks[i] & 1)
+            return err_set(GW_E_INVALID, "rank %u is %s", ranks[i],
+                           ranks[i] >= job->world ? "not in the job" : "in the group twice");
+        seen |= UINT64_C(1) << ranks[i];
+    }
+    if (shard_ranks > 0 && count % shard_ranks != 0)
+        return err_set(GW_E_INVALID, "shard_ranks %u does not divide a group of %u ranks",
+                       shard_ranks, count);
+    return 0;
+}
+
+/* Lock held. */
+static int add_group(gw_job *job, const struct params_group *group, uint32_t *ret_group)
+{
+    struct params_group *groups;
+    struct params *params;
+    int r = grow(job);
+
+    if (r < 0)
+        return r;
+    params = job->params;
+    if (params->group_count + 1 >= GW_GROUPS_MAX)
+        return err_set(GW_E_LIMIT, "a job has at most %u groups of parameters", GW_GROUPS_MAX);
+    groups = realloc(params->groups, (params->group_count + 1) * sizeof(*groups));
+    if (!groups)
+        return err_set(GW_E_NOMEM, "no memory for the list of groups");
+    params->groups = groups;
+    groups[params->group_count++] = *group;
+    *ret_group = params->group_count;
+    return 0;
+}
+
+int gw_param_group_add(gw_job *job, const uint32_t *ranks, uint32_t count, uint32_t shard_ranks,
+                       uint32_t *ret_group)
+{
+    struct params_group group = {.count = count, .shard_ranks = shard_ranks};
+    int r = job_check(job);
+
+    if (r == 0 && !ret_group)
+        r = err_set(GW_E_INVALID, "ret_group is NULL");
+    if (r == 0)
+        r = check_ranks(job, ranks, count, shard_ranks);
+    if (r < 0)
+        return r;
+    memcpy(group.ranks, ranks, count * sizeof(*ranks));
+    pthread_mutex_lock(&job->lock);
+    r = add_group(job, &group, ret_group);
+    pthread_mutex_unlock(&job->lock);
     return r;
 }
 
@@ -131,6 +223,20 @@ int zero_param_check(const struct zero *zero, uint32_t param)
     return 0;
 }
 
+int zero_param_held(const gw_job *job, const struct zero *zero, uint32_t param)
+{
+    uint32_t group;
+    int r = zero_param_check(zero, param);
+
+    if (r < 0)
+        return r;
+    group = zero->view.params[param].group;
+    if (layout_page_groups(zero->page)[group].mask >> job->rank & 1)
+        return 0;
+    return err_set(GW_E_NOT_FOUND, "rank %u is not in group %u of parameter %s and holds none of it",
+                   job->rank, group, zero_param_name(zero, param));
+}
+
 /* The calls below read our checked copy of the layout page: no lock, no message. */
 int gw_layout(gw_job *job, struct gw_layout_info *ret_info)
 {
@@ -153,6 +259,7 @@ int gw_layout(gw_job *job, struct gw_layout_info *ret_info)
 
 int gw_layout_bucket(gw_job *job, uint32_t bucket, struct gw_bucket_info *ret_info)
 {
+    const struct gw_layout_bucket *b;
     struct zero *zero = NULL;
     int r = layout_enter(job, ret_info, &zero);
 
@@ -161,11 +268,18 @@ int gw_layout_bucket(gw_job *job, uint32_t bucket, struct gw_bucket_info *ret_in
     if (bucket >= zero->page->buckets)
         return err_set(GW_E_INVALID, "there is no bucket %u; the layout has %u", bucket,
                        zero->page->buckets);
+    b = &zero->view.buckets[bucket];
     *ret_info = (struct gw_bucket_info){
-        .offset = zero->view.buckets[bucket].offset,
-        .numel = zero->view.buckets[bucket].numel,
-        .padded_numel = zero->view.buckets[bucket].padded_numel,
-        .fetch_unit = zero->view.buckets[bucket].fetch_unit,
+        .offset = b->offset,
+        .numel = b->numel,
+        .padded_numel = b->padded_numel,
+        .fetch_unit = b->fetch_unit,
+        .group = b->group,
+        .members = layout_page_groups(zero->page)[b->group].members,
+        .shard_ranks = layout_page_groups(zero->page)[b->group].shard_ranks,
+        .dtype = b->dtype,
+        .grad_dtype = b->grad_dtype,
+        .accum_dtype = b->accum_dtype,
     };
     return 0;
 }

@@ -16,7 +16,7 @@
 #include "client/lib/zero.h"
 
 #define REGISTER_BYTES (GW_FRAME_MAX - 1024u) /* of one packet, with room for its frame */
-#define ENTRY_BYTES 40u                       /* of an entry beside its names, at most */
+#define ENTRY_BYTES 56u                       /* of an entry beside its names, at most */
 #define RING_SLOTS_DEFAULT 3u
 
 /* Also for one that is half built. */
@@ -37,6 +37,7 @@ struct zero *zero_free(struct zero *zero)
     map_free(&zero->verdict);
     map_free(&zero->params_view);
     map_free(&zero->params);
+    map_free(&zero->master);
     map_free(&zero->grads);
     map_free(&zero->grads_view);
     map_free(&zero->ring);
@@ -49,6 +50,8 @@ struct zero *zero_free(struct zero *zero)
     free(zero->releases);
     free(zero->used);
     free(zero->spans);
+    free(zero->span_of);
+    place_free(zero->place);
     free(zero->copy);
     free(zero);
     return NULL;
@@ -102,10 +105,14 @@ static int check_layout(const gw_job *job, const struct zero *zero)
             zero->page->stage, zero->page->world, zero->page->params, zero->options.stage,
             job->world, params->count);
     for (uint32_t i = 0; i < params->count; i++) {
-        if (zero->view.params[i].numel != params->entries[i].numel ||
-            strcmp(zero_param_name(zero, i), params->entries[i].name) != 0)
+        const struct gw_layout_param *got = &zero->view.params[i];
+        const struct params_entry *given = &params->entries[i];
+
+        if (got->numel != given->numel || got->dtype != given->dtype ||
+            got->grad_dtype != given->grad_dtype || got->group != given->group ||
+            strcmp(zero_param_name(zero, i), given->name) != 0)
             return err_set(GW_E_PROTOCOL, "the layout's parameter %u is not the %s that was added",
-                           i, params->entries[i].name);
+                           i, given->name);
     }
     return 0;
 }
@@ -140,18 +147,21 @@ static int map_board(struct zero *zero, int fd, uint64_t bytes)
 /* Our counts begin where the words stand; after a re-join the steps go on. */
 static int start_state(const gw_job *job, struct zero *zero, uint64_t steps)
 {
-    bool ring = zero->options.stage >= 2 && zero->options.accumulate == GW_ACCUMULATE_SHARD;
+    uint64_t groups = place_groups_of(zero->page, job->rank);
     int r;
 
     zero->fetches = calloc((size_t)zero->page->units + 1, sizeof(*zero->fetches));
     zero->releases = calloc((size_t)zero->page->units + 1, sizeof(*zero->releases));
     zero->used = calloc((size_t)zero->page->params / 8 + 1, 1);
     zero->spans = calloc((size_t)zero->page->buckets + 1, sizeof(*zero->spans));
-    if (!zero->fetches || !zero->releases || !zero->used || !zero->spans)
+    zero->span_of = calloc((size_t)zero->page->buckets + 1, sizeof(*zero->span_of));
+    if (!zero->fetches || !zero->releases || !zero->used || !zero->spans || !zero->span_of)
         return err_set(GW_E_NOMEM, "no memory for rank %u's account of gradients", job->rank);
-    r = ledger_new(zero->page, zero->view.pieces, zero->view.buckets,
-                   ring ? zero->options.ring_slots : 0, zero->options.micro_steps,
-                   zero->options.accumulate == GW_ACCUMULATE_LOCAL, &zero->ledger);
+    r = place_new(zero->page, &zero->options, groups, &zero->place);
+    if (r == 0)
+        r = ledger_new(zero->page, zero->view.pieces, zero->view.buckets, groups,
+                       place_ring(zero->place) ? zero->options.ring_slots : 0,
+                       zero->options.micro_steps, place_local(zero->place), &zero->ledger);
     if (r < 0)
         return err_set(r, "no memory for rank %u's account of gradients", job->rank);
     for (uint32_t b = 0; b < zero->page->buckets; b++)
@@ -233,8 +243,12 @@ static int register_page(gw_job *job, struct params *params, int64_t deadline)
         if (bytes + add > REGISTER_BYTES)
             break;
         bytes += add;
-        page[count++] =
-            (struct wire_param){.name = entry->name, .unit = entry->unit, .numel = entry->numel};
+        page[count++] = (struct wire_param){.name = entry->name,
+                                            .unit = entry->unit,
+                                            .numel = entry->numel,
+                                            .dtype = entry->dtype,
+                                            .grad_dtype = entry->grad_dtype,
+                                            .group = entry->group};
     }
     msg.u.reg.first = params->registered;
     msg.u.reg.total = params->count;
@@ -243,6 +257,23 @@ static int register_page(gw_job *job, struct params *params, int64_t deadline)
     r = job_request(job, &msg, WIRE_DONE, CHANNEL_PARK_SAME, deadline, NULL);
     if (r == 0)
         params->registered += count;
+    return r;
+}
+
+static int register_group(gw_job *job, struct params *params, int64_t deadline)
+{
+    const struct params_group *group = &params->groups[params->groups_registered];
+    struct wire_msg msg;
+    int r;
+
+    memset(&msg, 0, sizeof(msg));
+    msg.type = WIRE_PARAM_GROUP;
+    msg.u.param_group.count = group->count;
+    msg.u.param_group.shard_ranks = group->shard_ranks;
+    memcpy(msg.u.param_group.ranks, group->ranks, group->count * sizeof(group->ranks[0]));
+    r = job_request(job, &msg, WIRE_DONE, CHANNEL_PARK_SAME, deadline, NULL);
+    if (r == 0)
+        params->groups_registered++;
     return r;
 }
 
@@ -255,9 +286,11 @@ static int take_options(const struct gw_zero_options *given, struct wire_seal *r
                      "gw_zero_options");
     if (r < 0)
         return r;
-    if (!isfinite(o.scale) || !isfinite(o.clip_norm))
+    if (!isfinite(o.scale) || !isfinite(o.clip_norm) || !isfinite(o.pre_scale))
         return err_set(GW_E_INVALID, "%s is not a finite number",
-                       isfinite(o.scale) ? "clip_norm" : "scale");
+                       !isfinite(o.scale)       ? "scale"
+                       : !isfinite(o.clip_norm) ? "clip_norm"
+                                                : "pre_scale");
     if (o.stage > 3)
         return err_set(GW_E_INVALID, "there is no stage %u; stages are 0 to 3", o.stage);
     if (o.bucket_bytes == 0)
@@ -278,6 +311,13 @@ static int take_options(const struct gw_zero_options *given, struct wire_seal *r
         .gather_bytes = o.gather_bytes,
         .prefetch_bytes = o.prefetch_bytes,
         .order = o.order,
+        .norm = o.norm,
+        .pre_scale = o.pre_scale,
+        .reduce_dtype = o.reduce_dtype,
+        .accum_as_grads = o.accum_as_grads,
+        .shard_ranks = o.shard_ranks,
+        .persist_bytes = o.persist_bytes,
+        .reuse_bytes = o.reuse_bytes,
     };
     return 0;
 }
@@ -302,6 +342,8 @@ static int ask(gw_job *job, const struct wire_seal *seal, int64_t deadline)
     struct wire_msg msg;
     int r = 0;
 
+    while (r == 0 && params->groups_registered < params->group_count)
+        r = register_group(job, params, deadline);
     while (r == 0 && params->registered < params->count)
         r = register_page(job, params, deadline);
     if (r < 0)

@@ -103,31 +103,40 @@ static int agree(struct state *s, int r)
 /* ---- phases ---------------------------------------------------------------------------------- */
 
 /* A save takes arrays that are there: one that it made would be zeros under a misspelled name. */
-static bool has_array(const struct state *s, const char *name)
+static bool find_array(const struct state *s, const char *name, uint32_t *ret_dtype)
 {
     bool found = false;
 
     pthread_mutex_lock(&s->job->lock);
-    for (struct zero_array *array = s->zero->arrays; array && !found; array = array->next)
+    for (struct zero_array *array = s->zero->arrays; array && !found; array = array->next) {
         found = strcmp(array->name, name) == 0;
+        if (found)
+            *ret_dtype = array->dtype;
+    }
     pthread_mutex_unlock(&s->job->lock);
-    return found || s->zero->shard_numel == 0;
+    return found || place_shard_numel(s->zero->place) == 0;
 }
 
 static int get_arrays(struct state *s)
 {
-    uint32_t spans = 0;
-    int r = gw_shard_spans(s->job, &s->spans, &spans);
+    int r = 0;
 
     s->arrays = calloc(s->options.array_count + 1, sizeof(*s->arrays));
-    if (r == 0 && !s->arrays)
+    if (!s->arrays)
         r = err_set(GW_E_NOMEM, "no memory for the list of arrays");
     for (size_t i = 0; i < s->options.array_count && r == 0; i++) {
-        if (s->saving && !has_array(s, s->options.arrays[i]))
+        struct state_array *array = &s->arrays[i];
+        const char *name = s->options.arrays[i];
+
+        if (!find_array(s, name, &array->dtype) && s->saving)
             r = err_set(GW_E_NOT_FOUND, "there is no shard array %.63s; gw_shard_array makes it",
-                        s->options.arrays[i]);
+                        name);
         else
-            r = gw_shard_array(s->job, s->options.arrays[i], &s->arrays[i], NULL);
+            r = gw_shard_array(s->job, name, array->dtype, &array->values, NULL);
+    }
+    for (uint32_t i = 0; i < s->count && r == 0; i++) {
+        if (s->tensors[i].array != UINT32_MAX)
+            s->tensors[i].dtype = s->arrays[s->tensors[i].array].dtype;
     }
     return r;
 }

@@ -30,6 +30,7 @@ struct state_tensor {
     uint32_t file;  /* load: STATE_NOT_FOUND until found */
     uint64_t numel;
     uint64_t begin; /* byte in the file's data */
+    uint32_t dtype; /* enum gw_dtype in the file */
 };
 
 struct state_file {
@@ -56,8 +57,10 @@ struct state {
     struct state_file index; /* path NULL: one file */
     char id[STATE_ID_CHARS + 1];
     uint32_t open;  /* file; STATE_NOT_FOUND: none */
-    float **arrays; /* of options.arrays */
-    const struct gw_span *spans;
+    struct state_array {
+        void *values;
+        uint32_t dtype;
+    } *arrays; /* of options.arrays */
     gw_buffer *board;  /* the ranks' outcomes */
     bool board_in_use; /* maybe still: it goes with the job then */
     uint64_t digest;
@@ -117,6 +120,11 @@ int state_file_read(const struct state_file *file, uint64_t at, void *bytes, siz
 /* The whole file, or its header: allocated. *ret_size: of the file. */
 int state_file_text(const char *path, bool header, char **ret_text, uint64_t *ret_bytes,
                     uint64_t *ret_size);
+
+/* "F32", "F16", "BF16". */
+const char *state_dtype_name(uint32_t dtype);
+/* False: none that is known here. */
+bool state_dtype_find(const char *name, uint32_t *ret_dtype);
 
 /* Own values, between the shard and the files. */
 int state_move(struct state *s);

@@ -110,6 +110,8 @@ static int take_entry(void *arg, const struct state_entry *entry)
     struct state_file *file = &s->files[finder->file];
     struct state_tensor *tensor = entry->long_name ? NULL : look_up(finder, entry->name);
     char dtype[ESCAPE_BYTES(sizeof(entry->dtype))];
+    uint32_t of_file = GW_DTYPE_FP32;
+    bool known;
 
     if (!tensor) {
         if (!s->options.allow_other)
@@ -122,18 +124,21 @@ static int take_entry(void *arg, const struct state_entry *entry)
     }
     tensor->file = finder->file;
     tensor->begin = entry->begin;
-    if (strcmp(entry->dtype, "F32") != 0)
-        differ(s, entry->name, "has dtype %s in the file, F32 here",
-               escape_string(entry->dtype, dtype, sizeof(dtype)));
+    /* Any parameter is read into its fp32 master; an array is what it is. */
+    known = state_dtype_find(entry->dtype, &of_file);
+    if (!known || (tensor->array != UINT32_MAX && of_file != tensor->dtype))
+        differ(s, entry->name, "has dtype %s in the file, %s here",
+               escape_string(entry->dtype, dtype, sizeof(dtype)), state_dtype_name(tensor->dtype));
     else if (!same_shape(s, tensor, entry))
         differ_shape(s, tensor, entry);
-    else if (entry->end - entry->begin != tensor->numel * sizeof(float) ||
+    else if (entry->end - entry->begin != tensor->numel * gw_dtype_bytes(of_file) ||
              entry->end > file->data_bytes)
         differ(s, entry->name,
                "lies at bytes %llu to %llu, but has %llu elements, and the file "
                "%llu bytes of data: it is damaged or cut",
                (unsigned long long)entry->begin, (unsigned long long)entry->end,
                (unsigned long long)tensor->numel, (unsigned long long)file->data_bytes);
+    tensor->dtype = of_file;
     return 0;
 }
 

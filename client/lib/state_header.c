@@ -76,6 +76,24 @@ static void add_number(struct state_text *text, uint64_t number)
     add(text, digits);
 }
 
+static const char *const dtype_names[GW_DTYPES] = {"F32", "F16", "BF16"};
+
+const char *state_dtype_name(uint32_t dtype)
+{
+    return dtype_names[dtype];
+}
+
+bool state_dtype_find(const char *name, uint32_t *ret_dtype)
+{
+    for (uint32_t i = 0; i < GW_DTYPES; i++) {
+        if (strcmp(dtype_names[i], name) == 0) {
+            *ret_dtype = i;
+            return true;
+        }
+    }
+    return false;
+}
+
 static void add_tensor(struct state_text *text, const struct state *s,
                        const struct state_tensor *tensor)
 {
@@ -84,7 +102,9 @@ static void add_tensor(struct state_text *text, const struct state *s,
 
     add(text, ",");
     state_text_string(text, tensor->name);
-    add(text, ":{\"dtype\":\"F32\",\"shape\":[");
+    add(text, ":{\"dtype\":\"");
+    add(text, state_dtype_name(tensor->dtype));
+    add(text, "\",\"shape\":[");
     for (uint32_t d = 0; d < dims; d++) {
         add(text, d ? "," : "");
         add_number(text, shape ? shape->extents[d] : tensor->numel);
@@ -92,7 +112,7 @@ static void add_tensor(struct state_text *text, const struct state *s,
     add(text, "],\"data_offsets\":[");
     add_number(text, tensor->begin);
     add(text, ",");
-    add_number(text, tensor->begin + tensor->numel * sizeof(float));
+    add_number(text, tensor->begin + tensor->numel * gw_dtype_bytes(tensor->dtype));
     add(text, "]}");
 }
 

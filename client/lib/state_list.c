@@ -148,19 +148,41 @@ int state_list(struct state *s)
 
 /* ---- files ----------------------------------------------------------------------------------- */
 
+/* fp32 first: readers want tensors to begin at multiples of their elements, without gaps. */
+static int sort_by_size(struct state *s)
+{
+    struct state_tensor *sorted = calloc((size_t)s->count + 1, sizeof(*sorted));
+    uint32_t count = 0;
+
+    if (!sorted)
+        return err_set(GW_E_NOMEM, "no memory for the list of tensors");
+    for (uint32_t bytes = 4; bytes >= 2; bytes -= 2) {
+        for (uint32_t i = 0; i < s->count; i++) {
+            if (gw_dtype_bytes(s->tensors[i].dtype) == bytes)
+                sorted[count++] = s->tensors[i];
+        }
+    }
+    free(s->tensors);
+    s->tensors = sorted;
+    return 0;
+}
+
 /* Runs of tensors: a file ends where the next tensor would not fit. */
 static int cut(struct state *s)
 {
     uint64_t most = s->options.file_bytes ? s->options.file_bytes : UINT64_MAX;
     struct state_file *file = NULL;
     uint32_t room = s->options.file_bytes ? s->count : 1;
+    int r = sort_by_size(s);
 
+    if (r < 0)
+        return r;
     s->files = calloc(room + 1u, sizeof(*s->files));
     if (!s->files)
         return err_set(GW_E_NOMEM, "no memory for the list of files");
     for (uint32_t i = 0; i < s->count; i++) {
         struct state_tensor *tensor = &s->tensors[i];
-        uint64_t bytes = tensor->numel * sizeof(float); /* numel is below 2^58 */
+        uint64_t bytes = tensor->numel * gw_dtype_bytes(tensor->dtype); /* numel is below 2^58 */
 
         if (!file ||
             (file->count > 0 && (file->data_bytes > most || bytes > most - file->data_bytes))) {

@@ -13,17 +13,27 @@
 #include "client/lib/job.h"
 #include "client/lib/layout_view.h"
 #include "client/lib/ledger.h"
+#include "proto/place.h"
 
 struct params_entry {
     char *name, *unit; /* unit "" : one of its own */
     uint64_t numel;
+    uint32_t dtype, grad_dtype, group;
 };
 
-/* The list of gw_param_add; kept after the seal for comparison only. Under job->lock. */
+struct params_group {
+    uint32_t count, shard_ranks;
+    uint32_t ranks[GW_RANKS_MAX];
+};
+
+/* The lists of gw_param_add and gw_param_group_add; kept after the seal for comparison only. Under
+ * job->lock. */
 struct params {
     struct params_entry *entries;
     uint32_t count, room;
     uint32_t registered; /* first entries that the engine has */
+    struct params_group *groups; /* from group 1 on */
+    uint32_t group_count, groups_registered;
     bool frozen;         /* gw_seal has begun */
     bool sealing;        /* some thread is inside gw_seal */
 };
@@ -31,6 +41,7 @@ struct params {
 struct zero_array {
     struct zero_array *next;
     char name[GW_LABEL_MAX + 1];
+    uint32_t dtype;
     struct map map;
 };
 
@@ -41,8 +52,10 @@ struct zero {
     void *copy;                        /* the page's bytes */
     uint8_t hash[32];
     struct wire_seal options; /* defaults of 0 filled in, as far as the client needs them */
-    uint64_t shard_numel;
-    struct gw_span *spans;
+    struct place *place;
+    struct gw_span *spans; /* of the buckets whose groups the rank is in */
+    uint32_t span_count;
+    uint32_t *span_of; /* by bucket; UINT32_MAX: none */
     struct map board_map;
     const struct gw_shm_board *board;
     const struct gw_shm_slot *bucket_slots, *unit_slots;
@@ -50,6 +63,7 @@ struct zero {
 
     struct map params_view; /* read-only: full parameters (stages 0-2, mapped) */
     struct map params;      /* writable: full (stages 0-2, mapped) or the spans (private) */
+    struct map master;      /* writable: fp32 spans of fp16 and bf16 parameters */
     struct map grads, grads_view, ring, acc, shard_grads, pool;
     struct map verdict; /* on a device, once asked for */
 
@@ -93,7 +107,27 @@ int memory_get(gw_job *job, enum gw_arena_kind kind, uint32_t index, uint64_t by
 int zero_sealed(const gw_job *job, struct zero **ret_zero);
 int zero_enter(gw_job *job, struct zero **ret_zero);
 int zero_param_check(const struct zero *zero, uint32_t param);
+/* ... and the rank is in its group: GW_E_NOT_FOUND. */
+int zero_param_held(const gw_job *job, const struct zero *zero, uint32_t param);
+/* The rank's span of a bucket; NULL: it is not in the bucket's group. */
+static inline const struct gw_span *zero_span(const struct zero *zero, uint32_t bucket)
+{
+    return zero->span_of[bucket] == UINT32_MAX ? NULL : &zero->spans[zero->span_of[bucket]];
+}
 const char *zero_param_name(const struct zero *zero, uint32_t param);
+/* Where a parameter that the rank holds begins: in the pool, its unit's gather being at pool_offset;
+ * else in the full parameters. It has pieces. */
+static inline uint64_t zero_param_at(const struct zero *zero, uint32_t param, uint64_t pool_offset)
+{
+    const struct gw_layout_param *p = &zero->view.params[param];
+    const struct gw_layout_piece *piece = &zero->view.pieces[p->first_piece];
+    uint64_t in_bucket = piece->bucket_offset * gw_dtype_bytes(p->dtype);
+
+    if (!zero->pool.base)
+        return place_params(zero->place, piece->bucket).offset_bytes + in_bucket;
+    return (p->persistent ? 0 : pool_offset) + place_gathered(zero->place, piece->bucket) +
+           in_bucket;
+}
 static inline struct gw_token zero_token(uint32_t timeline, uint64_t value)
 {
     return (struct gw_token){.timeline = timeline, .value = value};
