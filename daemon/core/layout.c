@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Places parameters into buckets and holds the result as the flat page of proto/layout_page.h. The
- * same walk runs twice: first it counts, then it fills the block that the counts asked for. Pure;
- * any thread; a layout never changes once made.
+ * same walk runs three times: first it counts; then it fills the buckets of the block that the
+ * counts asked for; then, buckets having their places, the pieces, for buckets of several classes
+ * are filled by turns. Pure; any thread; a layout never changes once made.
  */
 #include "daemon/core/layout.h"
 
@@ -10,21 +11,23 @@
 
 #include "daemon/core/layout_internal.h"
 #include "gradwire/errors.h"
-#include "proto/limits.h"
 
-/* A bucket's number must fit into a timeline (proto/shm.h: 24 bits). */
+enum walk { WALK_COUNT, WALK_BUCKETS, WALK_PIECES };
 
-/* The walk: buckets and pieces so far, and the bucket that is still open. */
+/* A class's bucket that is not full yet. numel 0: there is none. */
+struct open {
+    uint32_t bucket;
+    uint64_t numel;
+};
+
 struct packer {
     const struct layout_options *options;
     const struct layout_param *params;
-    uint64_t grain;     /* world * align: a padded bucket is a multiple of it */
-    uint64_t cut;       /* where parameters larger than a bucket are cut; a multiple of grain */
+    const struct layout_runs *runs;
+    enum walk walk;
     struct layout *out; /* NULL: only count */
     uint32_t buckets, pieces;
-    uint32_t open_first_piece;
-    uint64_t open_offset; /* flat */
-    uint64_t open_numel;
+    struct open open[LAYOUT_CLASSES];
 };
 
 static uint64_t padded(uint64_t numel, uint64_t grain)
@@ -32,132 +35,191 @@ static uint64_t padded(uint64_t numel, uint64_t grain)
     return (numel + grain - 1) / grain * grain;
 }
 
-static void close_bucket(struct packer *packer, uint32_t fetch_unit)
+/* A padded bucket is a multiple of it. */
+static uint64_t grain_of(const struct layout_options *options, const struct layout_param *param)
 {
-    if (!packer->open_numel)
-        return;
-    if (packer->out) {
-        packer->out->buckets[packer->buckets] = (struct gw_layout_bucket){
-            .offset = packer->open_offset,
-            .numel = packer->open_numel,
-            .padded_numel = padded(packer->open_numel, packer->grain),
-            .first_piece = packer->open_first_piece,
-            .pieces = packer->pieces - packer->open_first_piece,
-            .fetch_unit = packer->options->stage == 3 ? fetch_unit : UINT32_MAX,
-        };
-    }
-    packer->buckets++;
-    packer->open_first_piece = packer->pieces;
-    packer->open_offset += padded(packer->open_numel, packer->grain);
-    packer->open_numel = 0;
+    return (uint64_t)layout_members(options, param->group) * layout_align_numel(options, param);
 }
 
-static void put_piece(struct packer *packer, uint32_t param, uint64_t param_offset, uint64_t numel)
+static int open_bucket(struct packer *packer, const struct layout_item *item, struct open *open)
 {
-    if (packer->out) {
-        packer->out->pieces[packer->pieces] = (struct gw_layout_piece){
-            .param = param,
-            .bucket = packer->buckets,
-            .bucket_offset = packer->open_numel,
-            .param_offset = param_offset,
-            .numel = numel,
-        };
-    }
-    packer->pieces++;
-    packer->open_numel += numel;
-}
+    const struct layout_param *param = &packer->params[item->param];
 
-/* Into the open bucket if it fits, else into a new one; cut if larger than a bucket. */
-static int place_param(struct packer *packer, uint32_t index, uint32_t unit, uint32_t fetch_unit)
-{
-    uint64_t numel = packer->params[index].numel, limit = packer->options->bucket_numel;
-    uint64_t placed = 0;
-    uint32_t first_piece;
-
-    if (numel && (packer->open_numel > limit || numel > limit - packer->open_numel))
-        close_bucket(packer, fetch_unit);
-    first_piece = packer->pieces;
-    if (packer->out) {
-        packer->out->params[index].offset = numel ? packer->open_offset + packer->open_numel : 0;
-        packer->out->params[index].unit = unit;
-        packer->out->params[index].first_piece = first_piece;
-    }
-    while (numel > limit && numel - placed > packer->cut) {
-        put_piece(packer, index, placed, packer->cut);
-        close_bucket(packer, fetch_unit);
-        placed += packer->cut;
-        if (packer->buckets >= GW_BUCKETS_MAX) /* and one that is open */
-            return GW_E_LIMIT;
-    }
-    if (numel)
-        put_piece(packer, index, placed, numel - placed);
-    if (packer->buckets + (packer->open_numel > 0) > GW_BUCKETS_MAX)
+    if (packer->buckets >= GW_BUCKETS_MAX)
         return GW_E_LIMIT;
-    if (packer->out)
-        packer->out->params[index].pieces = packer->pieces - first_piece;
+    open->bucket = packer->buckets++;
+    if (packer->walk == WALK_BUCKETS)
+        packer->out->buckets[open->bucket] = (struct gw_layout_bucket){
+            .fetch_unit = item->fetch_unit,
+            .group = param->group,
+            .dtype = param->dtype,
+            .grad_dtype = param->grad_dtype,
+            .accum_dtype = packer->options->accum_as_grads ? param->grad_dtype : GW_DTYPE_FP32,
+        };
     return 0;
 }
 
-static int pack(struct packer *packer, const struct layout_run *runs, uint32_t run_count,
-                uint32_t *ret_param)
+static int put_piece(struct packer *packer, const struct layout_item *item, struct open *open,
+                     uint64_t param_offset, uint64_t numel)
+{
+    struct gw_layout_bucket *bucket;
+    int r;
+
+    if (open->numel == 0) {
+        r = open_bucket(packer, item, open);
+        if (r < 0)
+            return r;
+    }
+    packer->pieces++;
+    if (packer->walk != WALK_COUNT) {
+        bucket = &packer->out->buckets[open->bucket];
+        if (packer->walk == WALK_BUCKETS)
+            bucket->numel += numel;
+        else
+            packer->out->pieces[bucket->first_piece + bucket->pieces] = (struct gw_layout_piece){
+                .param = item->param,
+                .bucket = open->bucket,
+                .bucket_offset = open->numel,
+                .param_offset = param_offset,
+                .numel = numel,
+            };
+        bucket->pieces++;
+    }
+    open->numel += numel;
+    return 0;
+}
+
+/* Into the class's open bucket if it fits, else into a new one; cut if larger than a bucket. */
+static int place_param(struct packer *packer, const struct layout_item *item)
+{
+    const struct layout_param *param = &packer->params[item->param];
+    struct open *open = &packer->open[layout_class(param)];
+    uint64_t limit = packer->options->bucket_bytes / gw_dtype_bytes(param->grad_dtype);
+    uint64_t grain = grain_of(packer->options, param), cut = limit / grain * grain, placed = 0;
+    int r;
+
+    if (cut == 0)
+        cut = grain;
+    if (open->numel > limit || param->numel > limit - open->numel)
+        open->numel = 0;
+    while (param->numel > limit && param->numel - placed > cut) {
+        r = put_piece(packer, item, open, placed, cut);
+        if (r < 0)
+            return r;
+        open->numel = 0;
+        placed += cut;
+    }
+    return put_piece(packer, item, open, placed, param->numel - placed);
+}
+
+/* Stages 0-2 ignore units: buckets run on across them. Stage 3: items come class by class. */
+static void close_before(struct packer *packer, const struct layout_item *item)
+{
+    const struct layout_item *last = item - 1;
+    uint32_t class = layout_class(&packer->params[last->param]);
+
+    if (packer->options->stage == 3 && (last->fetch_unit != item->fetch_unit ||
+                                        class != layout_class(&packer->params[item->param])))
+        packer->open[class].numel = 0;
+}
+
+static int walk(struct packer *packer, enum walk which, uint32_t *ret_param)
 {
     int r;
 
-    packer->buckets = packer->pieces = packer->open_first_piece = 0;
-    packer->open_offset = packer->open_numel = 0;
-    for (uint32_t u = 0; u < run_count; u++) {
-        /* Stages 0-2 ignore units: buckets run on across them. */
-        if (packer->options->stage == 3 && u > 0 && runs[u].fetch_unit != runs[u - 1].fetch_unit)
-            close_bucket(packer, runs[u - 1].fetch_unit);
-        for (uint32_t i = 0; i < runs[u].params; i++) {
-            r = place_param(packer, runs[u].first_param + i, u, runs[u].fetch_unit);
-            if (r) {
-                *ret_param = runs[u].first_param + i;
-                return r;
-            }
+    packer->walk = which;
+    packer->buckets = packer->pieces = 0;
+    for (uint32_t class = 0; class < LAYOUT_CLASSES; class++)
+        packer->open[class].numel = 0;
+    for (uint32_t i = 0; i < packer->runs->item_count; i++) {
+        const struct layout_item *item = &packer->runs->items[i];
+
+        if (i > 0)
+            close_before(packer, item);
+        r = place_param(packer, item);
+        if (r < 0) {
+            *ret_param = item->param;
+            return r;
         }
     }
-    if (run_count)
-        close_bucket(packer, runs[run_count - 1].fetch_unit);
     return 0;
 }
 
-static int build(struct packer *packer, uint32_t param_count, const struct layout_run *runs,
-                 uint32_t run_count, struct layout **ret_layout, uint32_t *ret_param)
+/* Padding, flat offsets and each bucket's run of pieces, which the next walk fills. */
+static void set_buckets(struct packer *packer)
 {
+    struct layout *layout = packer->out;
+    uint64_t offset = 0;
+    uint32_t pieces = 0;
+
+    for (uint32_t b = 0; b < packer->buckets; b++) {
+        struct gw_layout_bucket *bucket = &layout->buckets[b];
+        struct layout_param like = {
+            .group = bucket->group, .dtype = bucket->dtype, .grad_dtype = bucket->grad_dtype};
+
+        bucket->padded_numel = padded(bucket->numel, grain_of(packer->options, &like));
+        bucket->offset = offset;
+        bucket->first_piece = pieces;
+        offset += bucket->padded_numel;
+        pieces += bucket->pieces;
+        bucket->pieces = 0;
+    }
+}
+
+/* A parameter's pieces are consecutive: all but its last one fill buckets alone. */
+static void set_params(struct layout *layout)
+{
+    for (uint32_t i = 0; i < layout->page->pieces; i++) {
+        const struct gw_layout_piece *piece = &layout->pieces[i];
+        struct gw_layout_param *param = &layout->params[piece->param];
+
+        if (param->pieces++ == 0) {
+            param->first_piece = i;
+            param->offset = layout->buckets[piece->bucket].offset + piece->bucket_offset;
+        }
+    }
+}
+
+static int build(struct packer *packer, uint32_t param_count, struct layout **ret_layout,
+                 uint32_t *ret_param)
+{
+    const struct layout_options *options = packer->options;
+    const struct layout_runs *runs = packer->runs;
     struct gw_layout_page header = {
         .magic = GW_LAYOUT_MAGIC,
         .version = GW_LAYOUT_VERSION,
-        .stage = packer->options->stage,
-        .world = packer->options->world,
+        .stage = options->stage,
+        .world = options->world,
         .params = param_count,
-        .units = run_count,
-        .fetch_units = run_count ? runs[run_count - 1].fetch_unit + 1 : 0,
-        .align_numel = packer->options->align_numel,
-        .bucket_numel = packer->options->bucket_numel,
+        .units = runs->count,
+        .fetch_units = runs->fetch_units,
+        .groups = options->group_count + 1,
+        .persistent = runs->persistent,
+        .shard_align_bytes = options->align_bytes,
+        .bucket_bytes = options->bucket_bytes,
     };
-    struct layout *layout;
     int r;
 
-    r = pack(packer, runs, run_count, ret_param);
-    if (r)
+    r = walk(packer, WALK_COUNT, ret_param);
+    if (r < 0)
         return r;
     header.pieces = packer->pieces;
     header.buckets = packer->buckets;
-    header.names_bytes = layout_names_bytes(packer->params, param_count, runs, run_count);
+    for (uint32_t g = 0; g < header.groups; g++)
+        header.members += layout_members(options, g);
+    header.names_bytes = layout_names_bytes(packer->params, param_count, runs);
     if (header.names_bytes > UINT32_MAX)
         return GW_E_NOMEM;
-    r = layout_block_new(&header, &layout);
-    if (r)
+    r = layout_block_new(&header, &packer->out);
+    if (r < 0)
         return r;
-    packer->out = layout;
-    r = pack(packer, runs, run_count, ret_param);
-    if (r) {
-        layout_free(layout);
-        return r;
-    }
-    layout_block_fill(layout, packer->params, runs);
-    *ret_layout = layout;
+    layout_block_begin(packer->out, options, packer->params, runs);
+    (void)walk(packer, WALK_BUCKETS, ret_param);
+    set_buckets(packer);
+    (void)walk(packer, WALK_PIECES, ret_param);
+    set_params(packer->out);
+    layout_block_end(packer->out);
+    *ret_layout = packer->out;
     return 0;
 }
 
@@ -165,22 +227,20 @@ int layout_new(const struct layout_options *options, const struct layout_param *
                uint32_t param_count, struct layout **ret_layout, uint32_t *ret_param)
 {
     struct packer packer = {.options = options, .params = params};
-    struct layout_run *runs = NULL;
-    uint32_t run_count = 0;
+    struct layout_runs runs;
     int r;
 
     *ret_param = UINT32_MAX;
-    packer.grain = (uint64_t)options->world * options->align_numel;
-    if (options->stage > 3 || !options->bucket_numel || !packer.grain || packer.grain > UINT32_MAX)
-        return GW_E_INVALID;
-    packer.cut = options->bucket_numel / packer.grain * packer.grain;
-    if (!packer.cut)
-        packer.cut = packer.grain;
-    r = layout_runs_new(options, params, param_count, &runs, &run_count, ret_param);
-    if (r)
+    r = layout_check_options(options);
+    if (r == 0)
+        r = layout_check_params(options, params, param_count, ret_param);
+    if (r == 0)
+        r = layout_runs_init(&runs, options, params, param_count);
+    if (r < 0)
         return r;
-    r = build(&packer, param_count, runs, run_count, ret_layout, ret_param);
-    free(runs);
+    packer.runs = &runs;
+    r = build(&packer, param_count, ret_layout, ret_param);
+    layout_runs_done(&runs);
     return r;
 }
 
@@ -222,30 +282,29 @@ const struct gw_layout_fetch_unit *layout_fetch_units(const struct layout *layou
     return layout->fetch_units;
 }
 
+const struct gw_layout_group *layout_groups(const struct layout *layout)
+{
+    return layout->groups;
+}
+
 const char *layout_name(const struct layout *layout, uint32_t name_at)
 {
     return layout->names + name_at;
 }
 
-void layout_span(const struct layout *layout, uint32_t bucket, uint32_t rank,
-                 uint64_t *ret_bucket_offset, uint64_t *ret_numel, uint64_t *ret_valid_numel)
+void layout_slice(const struct layout *layout, uint32_t bucket, uint32_t slice,
+                  uint64_t *ret_bucket_offset, uint64_t *ret_numel, uint64_t *ret_valid_numel)
 {
     const struct gw_layout_bucket *b = &layout->buckets[bucket];
-    uint64_t slice, offset;
+    bool whole = layout->page->stage == 0;
+    uint64_t numel, offset;
 
-    slice = layout->page->stage ? b->padded_numel / layout->page->world : b->padded_numel;
-    offset = layout->page->stage ? rank * slice : 0;
+    numel = whole ? b->padded_numel : b->padded_numel / layout->groups[b->group].shard_ranks;
+    offset = whole ? 0 : slice * numel;
     *ret_bucket_offset = offset;
-    *ret_numel = slice;
+    *ret_numel = numel;
     if (b->numel <= offset)
         *ret_valid_numel = 0;
     else
-        *ret_valid_numel = b->numel - offset < slice ? b->numel - offset : slice;
-}
-
-uint64_t layout_shard_offset(const struct layout *layout, uint32_t bucket)
-{
-    uint64_t offset = layout->buckets[bucket].offset;
-
-    return layout->page->stage ? offset / layout->page->world : offset;
+        *ret_valid_numel = b->numel - offset < numel ? b->numel - offset : numel;
 }

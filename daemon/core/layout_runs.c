@@ -1,165 +1,170 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Units and fetch units of a layout, and the checks of names and sizes that come before any
- * placement. Pure: no state, no I/O; any thread.
+ * Units and fetch units of a layout, and the order in which parameters are placed. Pure: no state,
+ * no I/O; any thread.
  */
-#include "daemon/core/layout_internal.h"
-
-#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/core/layout_internal.h"
 #include "gradwire/errors.h"
-
-/* With at most 2^24 buckets of less than 2^32 padding each, every flat offset in bytes stays below
- * 2^63. */
-#define NUMEL_MAX (1ull << 60)
-
-struct named {
-    const char *name;
-    uint32_t param; /* whom to blame */
-};
-
-static int compare_named(const void *left, const void *right)
-{
-    const struct named *a = left, *b = right;
-    int r;
-
-    r = strcmp(a->name, b->name);
-    if (r)
-        return r;
-    return a->param < b->param ? -1 : a->param > b->param;
-}
-
-/* The lowest index whose name was there before; UINT32_MAX: all differ. Sorts `names`. */
-static uint32_t find_repeated(struct named *names, uint32_t count)
-{
-    uint32_t found = UINT32_MAX;
-
-    if (count)
-        qsort(names, count, sizeof(*names), compare_named);
-    for (uint32_t i = 1; i < count; i++) {
-        if (!strcmp(names[i].name, names[i - 1].name) && names[i].param < found)
-            found = names[i].param;
-    }
-    return found;
-}
 
 static bool starts_run(const struct layout_param *params, uint32_t i)
 {
     return i == 0 || !params[i].unit[0] || strcmp(params[i].unit, params[i - 1].unit);
 }
 
-/* Names present, sizes bounded, no parameter named twice. */
-static int check_params(const struct layout_param *params, uint32_t param_count,
-                        struct named *names, uint32_t *ret_param)
+static void add_param(struct layout_runs *runs, const struct layout_options *options,
+                      const struct layout_param *param)
 {
-    uint64_t numel = 0;
-    uint32_t repeated;
+    struct layout_run *run = &runs->runs[runs->count - 1];
 
-    for (uint32_t i = 0; i < param_count; i++) {
-        if (!params[i].name || !params[i].name[0] || !params[i].unit ||
-            params[i].numel > NUMEL_MAX - numel) {
-            *ret_param = i;
-            return GW_E_INVALID;
-        }
-        numel += params[i].numel;
-        names[i] = (struct named){params[i].name, i};
+    run->params++;
+    if (layout_persists(options, param)) {
+        run->persistent = runs->persistent = true;
+        return;
     }
-    repeated = find_repeated(names, param_count);
-    if (repeated != UINT32_MAX) {
-        *ret_param = repeated;
-        return GW_E_INVALID;
-    }
-    return 0;
+    if (param->numel == 0)
+        return;
+    run->group = run->grad_bytes == 0 || run->group == param->group ? param->group : UINT32_MAX;
+    run->grad_bytes += param->numel * gw_dtype_bytes(param->grad_dtype);
 }
 
-static uint32_t fill_runs(const struct layout_param *params, uint32_t param_count,
-                          struct layout_run *runs)
+static void fill_runs(struct layout_runs *runs, const struct layout_options *options,
+                      const struct layout_param *params, uint32_t param_count)
 {
-    uint32_t count = 0;
-
     for (uint32_t i = 0; i < param_count; i++) {
         if (starts_run(params, i)) {
-            runs[count] = (struct layout_run){
+            runs->runs[runs->count++] = (struct layout_run){
                 .name = params[i].unit[0] ? params[i].unit : params[i].name,
                 .first_param = i,
+                .fetch_unit = UINT32_MAX,
+                .group = UINT32_MAX,
             };
-            count++;
         }
-        runs[count - 1].params++;
-        runs[count - 1].numel += params[i].numel;
+        add_param(runs, options, &params[i]);
     }
-    return count;
 }
 
-/* Two runs of one name: a unit that came back, or one named like a parameter that is a unit of its
- * own. Either way a fetch by that name would be ambiguous. */
-static int check_runs(const struct layout_run *runs, uint32_t count, struct named *names,
-                      uint32_t *ret_param)
+/* Stage 3: neighbours of one group while their sum fits into a bucket; units of which nothing is
+ * left are passed over. Else one fetch unit per unit. */
+static void merge_runs(struct layout_runs *runs, const struct layout_options *options)
 {
-    uint32_t repeated;
+    uint64_t sum = 0, most = options->bucket_bytes;
+    uint32_t group = UINT32_MAX;
 
-    for (uint32_t i = 0; i < count; i++)
-        names[i] = (struct named){runs[i].name, runs[i].first_param};
-    repeated = find_repeated(names, count);
-    if (repeated != UINT32_MAX) {
-        *ret_param = repeated;
-        return GW_E_INVALID;
+    runs->fetch_units = runs->persistent;
+    for (uint32_t u = 0; u < runs->count; u++) {
+        struct layout_run *run = &runs->runs[u];
+        bool joins = group != UINT32_MAX && run->group == group && sum <= most &&
+                     run->grad_bytes <= most - sum;
+
+        if (options->stage == 3 && run->grad_bytes == 0)
+            continue;
+        if (options->stage < 3 || !joins) {
+            runs->fetch_units++;
+            sum = 0;
+        }
+        run->fetch_unit = runs->fetch_units - 1;
+        group = run->group;
+        sum += run->grad_bytes;
     }
+}
+
+/* ---- order ----------------------------------------------------------------------------------- */
+
+static int compare_items(const void *left, const void *right)
+{
+    const struct layout_item *a = left, *b = right;
+
+    if (a->fetch_unit != b->fetch_unit)
+        return a->fetch_unit < b->fetch_unit ? -1 : 1;
+    if (a->group_first != b->group_first)
+        return a->group_first < b->group_first ? -1 : 1;
+    if (a->class_first != b->class_first)
+        return a->class_first < b->class_first ? -1 : 1;
+    return a->param < b->param ? -1 : a->param > b->param;
+}
+
+/* What a fetch unit has shown so far. Parameters come in order, so those of one fetch unit come
+ * together, but for the persistent ones: they have an own one of these. */
+struct seen {
+    uint32_t fetch_unit;
+    uint32_t groups[GW_GROUPS_MAX]; /* first parameter + 1 of this fetch unit; 0, or one before
+                                     * `since`: none yet */
+    uint32_t classes[LAYOUT_CLASSES];
+    uint32_t since;
+};
+
+static uint32_t first_of(uint32_t *first, uint32_t since, uint32_t param)
+{
+    if (*first <= since)
+        *first = param + 1;
+    return *first - 1;
+}
+
+static void see(struct seen *seen, const struct layout_param *param, struct layout_item *item)
+{
+    if (seen->fetch_unit != item->fetch_unit) {
+        seen->fetch_unit = item->fetch_unit;
+        seen->since = item->param;
+    }
+    item->group_first = first_of(&seen->groups[param->group], seen->since, item->param);
+    item->class_first = first_of(&seen->classes[layout_class(param)], seen->since, item->param);
+}
+
+static int fill_items(struct layout_runs *runs, const struct layout_options *options,
+                      const struct layout_param *params)
+{
+    struct seen *seen = calloc(2, sizeof(*seen)); /* of units, of persistent parameters */
+
+    if (!seen)
+        return GW_E_NOMEM;
+    for (uint32_t u = 0; u < runs->count; u++) {
+        const struct layout_run *run = &runs->runs[u];
+
+        for (uint32_t p = run->first_param; p < run->first_param + run->params; p++) {
+            bool persists = layout_persists(options, &params[p]);
+            struct layout_item item = {.param = p, .fetch_unit = persists ? 0 : run->fetch_unit};
+
+            if (params[p].numel == 0)
+                continue;
+            if (options->stage == 3)
+                see(&seen[persists], &params[p], &item);
+            else
+                item.fetch_unit = UINT32_MAX;
+            runs->items[runs->item_count++] = item;
+        }
+    }
+    free(seen);
+    if (runs->item_count)
+        qsort(runs->items, runs->item_count, sizeof(*runs->items), compare_items);
     return 0;
 }
 
-/* Stage 3: neighbours while their sum fits into a bucket. Else one fetch unit per unit. */
-static void merge_runs(const struct layout_options *options, struct layout_run *runs,
-                       uint32_t count)
+int layout_runs_init(struct layout_runs *runs, const struct layout_options *options,
+                     const struct layout_param *params, uint32_t param_count)
 {
-    uint64_t sum = 0;
-    uint32_t fetch_unit = 0;
+    int r;
 
-    for (uint32_t i = 0; i < count; i++) {
-        bool joins = options->stage == 3 && sum <= options->bucket_numel &&
-                     runs[i].numel <= options->bucket_numel - sum;
-
-        if (i > 0 && !joins) {
-            fetch_unit++;
-            sum = 0;
-        }
-        runs[i].fetch_unit = fetch_unit;
-        sum += runs[i].numel;
+    *runs = (struct layout_runs){
+        .runs = calloc((size_t)param_count + 1, sizeof(*runs->runs)),
+        .items = calloc((size_t)param_count + 1, sizeof(*runs->items)),
+    };
+    r = runs->runs && runs->items ? 0 : GW_E_NOMEM;
+    if (r == 0) {
+        fill_runs(runs, options, params, param_count);
+        merge_runs(runs, options);
+        r = fill_items(runs, options, params);
     }
+    if (r < 0)
+        layout_runs_done(runs);
+    return r;
 }
 
-int layout_runs_new(const struct layout_options *options, const struct layout_param *params,
-                    uint32_t param_count, struct layout_run **ret_runs, uint32_t *ret_count,
-                    uint32_t *ret_param)
+void layout_runs_done(struct layout_runs *runs)
 {
-    struct layout_run *runs = NULL;
-    struct named *names = NULL;
-    uint32_t count;
-    int r = 0;
-
-    if (param_count) {
-        runs = calloc(param_count, sizeof(*runs));
-        names = calloc(param_count, sizeof(*names));
-        if (!runs || !names) {
-            r = GW_E_NOMEM;
-            goto out;
-        }
-    }
-    r = check_params(params, param_count, names, ret_param);
-    if (r)
-        goto out;
-    count = fill_runs(params, param_count, runs);
-    r = check_runs(runs, count, names, ret_param);
-    if (r)
-        goto out;
-    merge_runs(options, runs, count);
-    *ret_runs = runs;
-    *ret_count = count;
-    runs = NULL;
-out:
-    free(names);
-    free(runs);
-    return r;
+    free(runs->runs);
+    free(runs->items);
+    *runs = (struct layout_runs){0};
 }
