@@ -47,10 +47,12 @@ static int verify(struct worker *worker, uint32_t unit, bool all)
 {
     const struct fetcher *f = (const struct fetcher *)worker->state;
     uint64_t first = unit * f->model.numel, bad;
+    const void *at = NULL;
     const float *values;
     int r;
 
-    r = rank_check(worker, "parameter", gw_param_ptr(f->job, unit, &values));
+    r = rank_check(worker, "parameter", gw_param_ptr(f->job, unit, &at));
+    values = at;
     if (r != 0 || (!all && values_spots(values, f->model.numel, first, 1.0f, 0.0f)))
         return r;
     bad = values_check(values, f->model.numel, first, 1.0f, 0.0f);

@@ -58,10 +58,12 @@ static int verify(struct worker *worker, uint32_t unit, bool all)
     const struct stepper *s = (const struct stepper *)worker->state;
     uint64_t first = unit * s->model.numel, bad;
     float factor = s->steps > 0 ? rank_sum_factor(worker) : 1.0f;
+    const void *at = NULL;
     const float *values;
     int r;
 
-    r = rank_check(worker, "parameter", gw_param_ptr(s->job, unit, &values));
+    r = rank_check(worker, "parameter", gw_param_ptr(s->job, unit, &at));
+    values = at;
     if (r != 0 || (!all && values_spots(values, s->model.numel, first, factor, added(s))))
         return r;
     bad = values_check(values, s->model.numel, first, factor, added(s));
@@ -95,7 +97,7 @@ static int gradient(struct worker *worker, uint32_t unit)
     struct gw_piece_info info;
     uint32_t pieces;
     uint64_t count;
-    float *to;
+    void *to;
     int r;
 
     r = rank_check(worker, "pieces", gw_param_pieces(s->job, unit, &pieces));

@@ -128,9 +128,9 @@ static int seal(struct rank_run *run)
 
     for (uint32_t p = 0; r == 0 && p < MODEL_PARAMS; p++) {
         const struct model_param *mp = &run->model->params[p];
+        struct gw_param_options po = {.struct_size = sizeof po, .unit = mp->unit_name};
 
-        r = check(run, mp->name,
-                  gw_param_add(run->job, mp->name, mp->numel, mp->unit_name, &param));
+        r = check(run, mp->name, gw_param_add(run->job, mp->name, mp->numel, &po, &param));
     }
     if (r == 0)
         r = check(run, "seal", gw_seal(run->job, &options, patience_ns(o)));
@@ -193,6 +193,7 @@ static int make_room(struct rank_run *run)
 static int set_up(struct rank_run *run)
 {
     uint64_t numel;
+    void *m = NULL, *v = NULL;
     int r;
 
     r = make_room(run);
@@ -207,9 +208,13 @@ static int set_up(struct rank_run *run)
     if (r == 0)
         r = write_initial(run);
     if (r == 0)
-        r = check(run, "shard array adam_m", gw_shard_array(run->job, "adam_m", &run->m, &numel));
+        r = check(run, "shard array adam_m",
+                  gw_shard_array(run->job, "adam_m", GW_DTYPE_FP32, &m, &numel));
     if (r == 0)
-        r = check(run, "shard array adam_v", gw_shard_array(run->job, "adam_v", &run->v, &numel));
+        r = check(run, "shard array adam_v",
+                  gw_shard_array(run->job, "adam_v", GW_DTYPE_FP32, &v, &numel));
+    run->m = m;
+    run->v = v;
     if (r == 0 && run->options->measure)
         r = check(run, "measure", gw_measure_sync(run->job, patience_ns(run->options)));
     return r;
@@ -229,7 +234,11 @@ static int release(const struct rank_run *run, uint32_t unit)
 
 static int values(const struct rank_run *run, uint32_t param, const float **ret_values)
 {
-    return check(run, "parameter", gw_param_ptr(run->job, param, ret_values));
+    const void *at = NULL;
+    int r = check(run, "parameter", gw_param_ptr(run->job, param, &at));
+
+    *ret_values = at;
+    return r;
 }
 
 static int forward_unit(struct rank_run *run, uint32_t unit)
@@ -263,7 +272,7 @@ static int weight_gradient(struct rank_run *run, uint32_t layer, uint32_t flags)
     uint32_t param = 1 + 2 * layer, pieces;
     struct gw_piece_info info;
     uint64_t count;
-    float *to;
+    void *to;
     int r;
 
     r = check(run, "pieces", gw_param_pieces(run->job, param, &pieces));

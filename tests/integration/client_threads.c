@@ -62,9 +62,11 @@ static void *backward(void *argument)
         for (uint32_t piece = pieces; piece-- > 0;) {
             struct gw_token written = {.timeline = timeline, .value = p * 100 + piece + 1};
             uint64_t count = 0;
+            void *memory;
             float *values;
 
-            TRY(gw_grad_acquire_sync(job, p, piece, LIMIT, &values, &count));
+            TRY(gw_grad_acquire_sync(job, p, piece, LIMIT, &memory, &count));
+            values = memory;
             for (uint64_t i = 0; i < count; i++)
                 values[i] = gradient(p, rank);
             written.value = PARAMS * 100 - p * 100 + pieces - piece; /* only rises */
@@ -80,12 +82,14 @@ static void *forward(void *argument)
     uint32_t worker = (uint32_t)(uintptr_t)argument;
 
     for (uint32_t unit = worker; unit < PARAMS; unit += WORKERS) {
+        const void *memory;
         const float *values;
         struct gw_token token;
 
         TRY(gw_fetch(job, unit, &token));
         TRY(gw_wait(job, token, LIMIT));
-        TRY(gw_param_ptr(job, unit, &values));
+        TRY(gw_param_ptr(job, unit, &memory));
+        values = memory;
         for (uint32_t i = 0; i < NUMEL; i++)
             CHECK(values[i] == (float)unit);
         TRY(gw_release(job, unit));
@@ -163,7 +167,7 @@ static void check_gradients(void)
             span = &spans[piece.bucket];
             for (uint64_t i = piece.bucket_offset; i < piece.bucket_offset + piece.numel; i++) {
                 if (i >= span->bucket_offset && i < span->bucket_offset + span->numel)
-                    CHECK(span->grads[i - span->bucket_offset] == sum);
+                    CHECK(((const float *)span->grads)[i - span->bucket_offset] == sum);
             }
         }
     }

@@ -19,6 +19,7 @@ S = 1_000_000_000
 KINDS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "control")
 MEMORY = ("params", "gradients", "buckets", "gathered", "optimizer")
 ACCUMULATE, RUNNING = 1, 2
+FP32, FP16, BF16 = 0, 1, 2  # enum gw_dtype
 
 
 class Token(C.Structure):
@@ -41,7 +42,15 @@ class ZeroOptions(C.Structure):
         (n, C.c_uint32) for n in ("stage", "accumulate", "gather", "unused", "overlap_off",
                                   "ring_slots", "micro_steps", "shard_align_bytes")] + [
         ("bucket_bytes", C.c_uint64), ("scale", C.c_double), ("clip_norm", C.c_double),
-        ("gather_bytes", C.c_uint64), ("prefetch_bytes", C.c_uint64), ("order", C.c_uint32)]
+        ("gather_bytes", C.c_uint64), ("prefetch_bytes", C.c_uint64), ("order", C.c_uint32),
+        ("norm", C.c_uint32), ("pre_scale", C.c_double), ("reduce_dtype", C.c_uint32),
+        ("accum_as_grads", C.c_uint32), ("shard_ranks", C.c_uint32),
+        ("persist_bytes", C.c_uint64), ("reuse_bytes", C.c_uint64)]
+
+
+class ParamOptions(C.Structure):
+    _fields_ = [("struct_size", C.c_size_t), ("unit", C.c_char_p), ("dtype", C.c_uint32),
+                ("grad_dtype", C.c_uint32), ("group", C.c_uint32)]
 
 
 class Slice(C.Structure):
@@ -50,13 +59,15 @@ class Slice(C.Structure):
 
 class OpOptions(C.Structure):
     _fields_ = [("struct_size", C.c_size_t), ("name", C.c_char_p), ("scale", C.c_double),
-                ("group", C.c_uint32), ("order", C.c_uint32)]
+                ("group", C.c_uint32), ("order", C.c_uint32), ("dtype", C.c_uint32),
+                ("pre_scale", C.c_double)]
 
 
 class Span(C.Structure):
     _fields_ = [("bucket", C.c_uint32), ("bucket_offset", C.c_uint64),
                 ("shard_offset", C.c_uint64), ("numel", C.c_uint64), ("valid_numel", C.c_uint64),
-                ("params", C.POINTER(C.c_float)), ("grads", C.POINTER(C.c_float))]
+                ("params", C.POINTER(C.c_float)), ("grads", C.c_void_p),
+                ("grads_dtype", C.c_uint32)]
 
 
 class SpanView:
@@ -65,7 +76,8 @@ class SpanView:
     def __init__(self, span):
         for name, _ in Span._fields_[:5]:
             setattr(self, name, getattr(span, name))
-        self.params, self.grads = floats(span.params), floats(span.grads)
+        self.grads_dtype = span.grads_dtype
+        self.params, self.grads = floats(span.params), values_at(span.grads, span.grads_dtype)
 
 
 class Verdict(C.Structure):
@@ -82,7 +94,9 @@ class LayoutInfo(C.Structure):
 
 class BucketInfo(C.Structure):
     _fields_ = [("offset", C.c_uint64), ("numel", C.c_uint64), ("padded_numel", C.c_uint64),
-                ("fetch_unit", C.c_uint32)]
+                ("fetch_unit", C.c_uint32), ("group", C.c_uint32), ("members", C.c_uint32),
+                ("shard_ranks", C.c_uint32), ("dtype", C.c_uint32), ("grad_dtype", C.c_uint32),
+                ("accum_dtype", C.c_uint32)]
 
 
 class PieceInfo(C.Structure):
@@ -154,6 +168,57 @@ def device_floats(address):
 def floats(pointer):
     """What a call returned as const float *: itself, or an array on the GPU."""
     return GPU.floats(C.cast(pointer, C.c_void_p).value) if GPU else pointer
+
+
+def to_half(value, dtype):
+    """The bits of a value that the dtype can hold exactly."""
+    if dtype == FP16:
+        return struct.unpack("<H", struct.pack("<e", value))[0]
+    return struct.unpack("<I", struct.pack("<f", value))[0] >> 16
+
+
+def from_half(bits, dtype):
+    if dtype == FP16:
+        return struct.unpack("<e", struct.pack("<H", bits))[0]
+    return struct.unpack("<f", struct.pack("<I", bits << 16))[0]
+
+
+class Halves:
+    """fp16 or bf16 in memory, read and written as Python floats."""
+
+    def __init__(self, address, dtype):
+        self.address, self.dtype = address, dtype
+
+    def __getitem__(self, index):
+        if isinstance(index, slice):
+            start = index.start or 0
+            at, count = self.address + 2 * start, index.stop - start
+            data = GPU.get(at, 2 * count) if GPU else C.string_at(at, 2 * count)
+            return [from_half(b, self.dtype) for b in struct.unpack(f"<{count}H", data)]
+        return self[index:index + 1][0]
+
+    def __setitem__(self, index, value):
+        values = value if isinstance(index, slice) else [value]
+        at = self.address + 2 * ((index.start or 0) if isinstance(index, slice) else index)
+        data = struct.pack(f"<{len(values)}H", *(to_half(v, self.dtype) for v in values))
+        if GPU:
+            GPU.put(at, data)
+        else:
+            C.memmove(at, data, len(data))
+
+
+def values_at(address, dtype):
+    """An array of the dtype in what a call returned."""
+    if dtype != FP32:
+        return Halves(address, dtype)
+    return GPU.floats(address) if GPU else C.cast(address, C.POINTER(C.c_float))
+
+
+def packed(values, dtype):
+    """A ctypes array of the dtype, for calls that take one."""
+    if dtype == FP32:
+        return (C.c_float * max(len(values), 1))(*values)
+    return (C.c_uint16 * max(len(values), 1))(*(to_half(v, dtype) for v in values))
 
 
 def shifted(pointer, count):
@@ -271,9 +336,10 @@ class Job:
              C.c_uint32(len(ranks)), C.c_int64(timeout), C.byref(g))
         return g.value
 
-    def _op(self, fn, *args, name=None, scale=0.0, group=0, order=0):
+    def _op(self, fn, *args, name=None, **options):
         t = Token()
-        o = OpOptions(C.sizeof(OpOptions), name.encode() if name else None, scale, group, order)
+        o = OpOptions(struct_size=C.sizeof(OpOptions), name=name.encode() if name else None,
+                      **options)
         call(fn, self.handle, *args, C.byref(o), C.byref(t))
         return t
 
@@ -292,10 +358,18 @@ class Job:
     def barrier(self, timeout=20 * S, **k):
         self.wait(self._op("gw_barrier", **k), timeout)
 
-    def param(self, name, numel, unit=None):
+    def param_group(self, ranks, shard_ranks=0):
+        g = C.c_uint32()
+        call("gw_param_group_add", self.handle, (C.c_uint32 * len(ranks))(*ranks),
+             C.c_uint32(len(ranks)), C.c_uint32(shard_ranks), C.byref(g))
+        return g.value
+
+    def param(self, name, numel, unit=None, **options):
         p = C.c_uint32()
-        call("gw_param_add", self.handle, name.encode(), C.c_uint64(numel),
-             unit.encode() if unit else None, C.byref(p))
+        o = ParamOptions(struct_size=C.sizeof(ParamOptions), unit=unit.encode() if unit else None,
+                         **options)
+        call("gw_param_add", self.handle, name.encode(), C.c_uint64(numel), C.byref(o),
+             C.byref(p))
         return p.value
 
     def seal(self, timeout=20 * S, **options):
@@ -341,25 +415,26 @@ class Job:
     def release(self, unit):
         call("gw_release", self.handle, C.c_uint32(unit))
 
-    def values(self, param, numel, whole=False):
+    def values(self, param, numel, whole=False, dtype=FP32):
         """The parameter's values, or (whole) where they are."""
-        p = C.POINTER(C.c_float)()
+        p = C.c_void_p()
         call("gw_param_ptr", self.handle, C.c_uint32(param), C.byref(p))
-        return floats(p) if whole else floats(p)[:numel]
+        at = values_at(p.value, dtype)
+        return at if whole else at[:numel]
 
-    def acquire(self, param, piece=0, timeout=20 * S):
-        p, n = C.POINTER(C.c_float)(), C.c_uint64()
+    def acquire(self, param, piece=0, timeout=20 * S, dtype=FP32):
+        p, n = C.c_void_p(), C.c_uint64()
         call("gw_grad_acquire_sync", self.handle, C.c_uint32(param), C.c_uint32(piece),
              C.c_int64(timeout), C.byref(p), C.byref(n))
-        return floats(p), n.value
+        return values_at(p.value, dtype), n.value
 
     def ready(self, param, piece=0, flags=0, tokens=()):
         a = (Token * max(len(tokens), 1))(*tokens)
         call("gw_grad_ready", self.handle, C.c_uint32(param), C.c_uint32(piece),
              C.c_uint32(flags), a, C.c_size_t(len(tokens)))
 
-    def put(self, param, values, flags=0, timeout=20 * S):
-        a = (C.c_float * max(len(values), 1))(*values)
+    def put(self, param, values, flags=0, timeout=20 * S, dtype=FP32):
+        a = packed(values, dtype)
         call("gw_grad_put_sync", self.handle, C.c_uint32(param), a, C.c_uint32(flags),
              C.c_int64(timeout))
 
@@ -396,10 +471,11 @@ class Job:
         """The reduced gradient of the shard, span by span."""
         return [list(s.grads[0:s.numel if padding else s.valid_numel]) for s in self.spans()]
 
-    def array(self, name):
-        p, n = C.POINTER(C.c_float)(), C.c_uint64()
-        call("gw_shard_array", self.handle, name.encode(), C.byref(p), C.byref(n))
-        return floats(p), n.value
+    def array(self, name, dtype=FP32):
+        p, n = C.c_void_p(), C.c_uint64()
+        call("gw_shard_array", self.handle, name.encode(), C.c_uint32(dtype), C.byref(p),
+             C.byref(n))
+        return values_at(p.value, dtype), n.value
 
     def update_begin(self):
         t = Token()

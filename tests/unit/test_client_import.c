@@ -204,7 +204,7 @@ static void a_lost_engine_frees_the_streams(void **state)
 static void a_broken_gpu_ends_the_handle(void **state)
 {
     struct gw_zero_options options = {.stage = 1};
-    float *values = NULL;
+    void *values = NULL;
     gw_job *job;
 
     (void)state;

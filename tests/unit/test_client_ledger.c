@@ -29,7 +29,7 @@ static struct ledger *make(uint32_t ring_slots, uint32_t micro_steps, bool local
     struct ledger *ledger = NULL;
 
     words[0].value = words[1].value = 0;
-    assert_int_equal(ledger_new(&page, pieces, buckets, ring_slots, micro_steps, local, &ledger),
+    assert_int_equal(ledger_new(&page, pieces, buckets, 1, ring_slots, micro_steps, local, &ledger),
                      0);
     return ledger;
 }

@@ -431,8 +431,8 @@ static inline void sv_sealed(const struct wire_msg *asked)
     struct layout_param params[SV_PARAMS];
     struct layout_options options = {.stage = asked->u.seal.stage,
                                      .world = 2,
-                                     .bucket_numel = asked->u.seal.bucket_bytes / 4,
-                                     .align_numel = 1};
+                                     .bucket_bytes = asked->u.seal.bucket_bytes,
+                                     .align_bytes = 4};
     struct wire_msg msg = {.type = WIRE_SEALED, .request = asked->request};
     uint32_t wrong = 0, slots;
     void *base = NULL;
