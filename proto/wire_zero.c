@@ -38,7 +38,19 @@ static const struct wire_field param_group[] = {
               offsetof(MSG, u.param_group.count), false, 1, GW_RANKS_MAX, NULL),
     WIRE_U32(ParamGroup, MSG, u.param_group., shard_ranks, 0, GW_RANKS_MAX),
 };
-WIRE_MESSAGE(param_group, param_group, NULL);
+
+static int check_param_group(const void *checked)
+{
+    const struct wire_msg *msg = checked;
+
+    for (uint32_t i = 0; i < msg->u.param_group.count; i++) {
+        if (msg->u.param_group.ranks[i] >= GW_RANKS_MAX)
+            return GW_E_INVALID;
+    }
+    return 0;
+}
+
+WIRE_MESSAGE(param_group, param_group, check_param_group);
 
 static const struct wire_field seal[] = {
     WIRE_U32(Seal, MSG, u.seal., stage, 0, 3),

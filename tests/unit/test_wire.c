@@ -122,7 +122,7 @@ static void every_message_comes_back_the_same(void **state)
 /* Empty strings, empty lists, zeros: what proto3 leaves out on the wire. */
 static void smallest_messages_come_back(void **state)
 {
-    struct wire_param param = {"n", NULL, 0, 0};
+    struct wire_param param = {.name = "n"};
     struct wire_msg msg = {.type = WIRE_REGISTER, .u.reg = {0, 1, 1, &param}};
     struct wire_msg jobs = {.type = WIRE_JOBS};
     struct wire_msg op = {.type = WIRE_OP, .u.op = {.kind = 1, .sequence = 1, .scale = -0.0}};
@@ -213,6 +213,9 @@ static void encoder_keeps_the_bounds(void **state)
         } else if (msg.type == WIRE_GROUP_NEW) {
             msg.u.group_new.count = GW_RANKS_MAX + 1;
             assert_int_equal(wire_encode(&msg, packet, sizeof(packet), &bytes), GW_E_LIMIT);
+        } else if (msg.type == WIRE_PARAM_GROUP) {
+            msg.u.param_group.count = GW_RANKS_MAX + 1;
+            assert_int_equal(wire_encode(&msg, packet, sizeof(packet), &bytes), GW_E_LIMIT);
         } else if (msg.type == WIRE_OP) { /* no 0 in its text */
             memset(msg.u.op.name, 'x', sizeof(msg.u.op.name));
             assert_int_equal(wire_encode(&msg, packet, sizeof(packet), &bytes), GW_E_LIMIT);
@@ -236,8 +239,10 @@ static void longest_names_need_two_frames(void **state)
 
     (void)state;
     for (uint32_t i = 0; i < GW_PARAMS_PER_FRAME; i++)
-        params[i] =
-            (struct wire_param){samples_long_name, samples_long_name, UINT64_MAX, UINT32_MAX};
+        params[i] = (struct wire_param){.name = samples_long_name,
+                                        .unit = samples_long_name,
+                                        .numel = UINT64_MAX,
+                                        .flags = UINT32_MAX};
     assert_int_equal(wire_encode(&msg, packet, sizeof(packet), &bytes), GW_E_LIMIT);
     msg.u.reg.count = GW_PARAMS_PER_FRAME / 2;
     assert_int_equal(wire_encode(&msg, packet, sizeof(packet), &bytes), 0);

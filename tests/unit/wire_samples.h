@@ -52,7 +52,12 @@ static void samples_lists(void)
     memset(samples_hello, 0x80, sizeof(samples_hello));
     for (uint32_t i = 0; i < GW_PARAMS_PER_FRAME; i++)
         samples_params[i] = (struct wire_param){i % 2 ? "w" : samples_long_name,
-                                                i % 2 ? samples_long_name : "", UINT64_MAX - i, ~i};
+                                                i % 2 ? samples_long_name : "",
+                                                UINT64_MAX - i,
+                                                ~i,
+                                                i % 3,
+                                                2 - i % 3,
+                                                i % GW_GROUPS_MAX};
     for (uint32_t i = 0; i < GW_READY_PER_FRAME; i++) {
         struct wire_ready_entry *entry = &samples_entries[i];
 
@@ -171,8 +176,9 @@ static void samples_session(void)
     msg->u.buffer_import.bytes = 9;
     msg = sample_add(WIRE_OP);
     msg->u.op =
-        (struct wire_op){WIRE_OP_BARRIER, 63,       63, UINT32_MAX, 1, UINT64_MAX, 1, UINT64_MAX,
-                         UINT64_MAX - 1,  -DBL_MIN, GW_ORDER_FABRIC, {0}, ""};
+        (struct wire_op){WIRE_OP_BARRIER, 63,       63,       UINT32_MAX,      1,
+                         UINT64_MAX,      1,        UINT64_MAX, UINT64_MAX - 1,  -DBL_MIN,
+                         DBL_MAX,         GW_ORDER_FABRIC, GW_DTYPE_BF16, {0}, ""};
     msg->u.op.after = samples_after(GW_READY_TOKENS);
     samples_fill(msg->u.op.name, sizeof(msg->u.op.name));
 }
@@ -181,6 +187,11 @@ static void samples_zero(void)
 {
     struct wire_msg *msg;
 
+    msg = sample_add(WIRE_PARAM_GROUP);
+    msg->u.param_group.count = GW_RANKS_MAX;
+    for (uint32_t i = 0; i < GW_RANKS_MAX; i++)
+        msg->u.param_group.ranks[i] = GW_RANKS_MAX - 1 - i;
+    msg->u.param_group.shard_ranks = GW_RANKS_MAX;
     msg = sample_add(WIRE_REGISTER);
     msg->u.reg.first = GW_PARAMS_MAX - GW_PARAMS_PER_FRAME;
     msg->u.reg.total = GW_PARAMS_MAX;
@@ -188,7 +199,8 @@ static void samples_zero(void)
     msg->u.reg.params = samples_params;
     sample_add(WIRE_SEAL)->u.seal = (struct wire_seal){
         3,          2,         1, 1, 1, 64, UINT32_MAX, 4096, UINT64_MAX, DBL_MAX, DBL_TRUE_MIN,
-        UINT64_MAX, UINT64_MAX, GW_ORDER_FABRIC};
+        UINT64_MAX, UINT64_MAX, GW_ORDER_FABRIC, GW_NORM_MAX, -DBL_MAX, GW_DTYPE_BF16, 1,
+        GW_RANKS_MAX, UINT64_MAX, UINT64_MAX - 1};
     msg = sample_add(WIRE_SEALED);
     memset(msg->u.sealed.layout_hash, 0xff, 32);
     msg->u.sealed.layout_bytes = UINT64_MAX;
@@ -222,7 +234,9 @@ static void samples_zero(void)
     msg->u.param_io.param = UINT32_MAX;
     msg->u.param_io.offset = UINT64_MAX;
     msg->u.param_io.count = GW_STAGING_BYTES / 4;
-    samples_fill(sample_add(WIRE_ARRAY_GET)->u.array_get.name, GW_LABEL_MAX + 1);
+    msg = sample_add(WIRE_ARRAY_GET);
+    msg->u.array_get.dtype = GW_DTYPE_BF16;
+    samples_fill(msg->u.array_get.name, GW_LABEL_MAX + 1);
     msg = sample_add(WIRE_ARRAY_MADE);
     msg->u.array_made.index = GW_ARRAYS_MAX - 1;
     msg->u.array_made.numel = UINT64_MAX;
