@@ -15,7 +15,7 @@ struct spot {
     uint64_t params; /* as gathered or full: PARAMS, SHARED_PARAMS; stage 3 private: NOWHERE */
     uint64_t shard;  /* stage 3 private: the span in PARAMS */
     uint64_t master, grads, acc, shard_grads;
-    uint64_t gathered; /* stage 3 private: behind the start of its fetch unit */
+    uint64_t gathered; /* stage 3: behind the start of its fetch unit */
     uint64_t span;     /* elements, in shard arrays */
 };
 
@@ -26,7 +26,7 @@ struct place {
     uint64_t groups;
     bool local, ring, mapped, many;
     uint64_t arena_bytes[GW_ARENA_KINDS];
-    uint64_t fetch_bytes_max;
+    uint64_t fetch_bytes_max, pool_bytes;
     uint64_t *fetch_bytes; /* by fetch unit; in the one allocation, behind the spots */
     struct spot spots[];
 };
@@ -119,6 +119,11 @@ uint64_t place_fetch_bytes_max(const struct place *place)
     return place->fetch_bytes_max;
 }
 
+uint64_t place_pool_bytes(const struct place *place)
+{
+    return place->pool_bytes;
+}
+
 /* ---- making ---------------------------------------------------------------------------------- */
 
 /* Room at the end of an arena. */
@@ -139,10 +144,11 @@ static void put_params(struct place *place, uint32_t b, struct spot *spot)
         spot->params = take(place, GW_ARENA_SHARED_PARAMS, full, at->dtype);
     if (!is_mine(place, b))
         return;
-    if (place->page->stage < 3) {
+    if (place->page->stage < 3)
         spot->params = take(place, GW_ARENA_PARAMS, full, at->dtype);
-    } else if (!place->mapped) {
+    else if (!place->mapped)
         spot->shard = take(place, GW_ARENA_PARAMS, span, at->dtype);
+    if (place->page->stage == 3) {
         spot->gathered = place->fetch_bytes[at->fetch_unit];
         place->fetch_bytes[at->fetch_unit] += full * gw_dtype_bytes(at->dtype);
     }
@@ -166,35 +172,33 @@ static void put_grads(struct place *place, uint32_t b, struct spot *spot)
         spot->shard_grads = take(place, GW_ARENA_SHARD_GRADS, span, at->accum_dtype);
 }
 
-/* No more than all units take. */
-static uint64_t pool_bytes(const struct place *place)
+static void set_pool(struct place *place)
 {
-    uint64_t persistent = place->page->persistent ? place->fetch_bytes[0] : 0, all = 0, bytes;
+    uint64_t largest = 0, all = 0, bytes;
 
-    for (uint32_t f = place->page->persistent; f < place->page->fetch_units; f++)
+    for (uint32_t f = place->page->persistent; f < place->page->fetch_units; f++) {
         all += place->fetch_bytes[f];
-    if (__builtin_add_overflow(place->options.gather_bytes, place->fetch_bytes_max, &bytes) ||
-        bytes > all)
+        if (place->fetch_bytes[f] > largest)
+            largest = place->fetch_bytes[f];
+    }
+    if (__builtin_add_overflow(place->options.gather_bytes, largest, &bytes) || bytes > all)
         bytes = all;
-    return persistent + bytes;
+    place->fetch_bytes_max = largest;
+    place->pool_bytes = bytes;
+    if (place->page->stage == 3 && !place->mapped)
+        place->arena_bytes[GW_ARENA_POOL] =
+            bytes + (place->page->persistent ? place->fetch_bytes[0] : 0);
 }
 
-static void set_others(struct place *place)
+static void set_ring(struct place *place)
 {
     uint64_t *bytes = place->arena_bytes, slot = place->page->max_bucket_bytes;
 
-    for (uint32_t f = place->page->persistent; f < place->page->fetch_units; f++) {
-        if (place->fetch_bytes[f] > place->fetch_bytes_max)
-            place->fetch_bytes_max = place->fetch_bytes[f];
-    }
-    bytes[GW_ARENA_STAGING] = GW_STAGING_BYTES;
-    if (place->page->stage == 3 && !place->mapped)
-        bytes[GW_ARENA_POOL] = pool_bytes(place);
-    if (place->ring && bytes[GW_ARENA_ARRAY]) {
-        bytes[GW_ARENA_OVERFLOW] = slot;
-        if (__builtin_mul_overflow(slot, place->options.ring_slots, &bytes[GW_ARENA_RING]))
-            bytes[GW_ARENA_RING] = UINT64_MAX; /* more than anybody has */
-    }
+    if (!place->ring || bytes[GW_ARENA_ARRAY] == 0)
+        return;
+    bytes[GW_ARENA_OVERFLOW] = slot;
+    if (__builtin_mul_overflow(slot, place->options.ring_slots, &bytes[GW_ARENA_RING]))
+        bytes[GW_ARENA_RING] = UINT64_MAX; /* more than anybody has */
 }
 
 int place_new(const struct gw_layout_page *page, const struct wire_seal *options, uint64_t groups,
@@ -223,7 +227,9 @@ int place_new(const struct gw_layout_page *page, const struct wire_seal *options
         if (is_mine(place, b))
             put_grads(place, b, spot);
     }
-    set_others(place);
+    place->arena_bytes[GW_ARENA_STAGING] = GW_STAGING_BYTES;
+    set_pool(place);
+    set_ring(place);
     *ret_place = place;
     return 0;
 }

@@ -68,6 +68,9 @@ uint64_t place_shard_numel(const struct place *place);
  * but the persistent one. */
 uint64_t place_fetch_bytes(const struct place *place, uint32_t fetch_unit);
 uint64_t place_fetch_bytes_max(const struct place *place);
+/* Stage 3: bytes for gathered fetch units but the persistent one: gather_bytes + the largest, never
+ * more than all. The POOL has them behind the persistent ones; mapped: planned with, not made. */
+uint64_t place_pool_bytes(const struct place *place);
 
 /* ---- places ---------------------------------------------------------------------------------- */
 

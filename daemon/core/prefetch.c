@@ -8,7 +8,6 @@
 #include "daemon/core/pool.h"
 #include "gradwire/errors.h"
 
-#define FLOAT_BYTES 4u
 /* A step may fetch each unit several times (forward, backward, recomputation, shared modules). */
 #define SEQUENCE_PER_UNIT 8u
 #define SEQUENCE_EXTRA 64u
@@ -18,13 +17,15 @@
 struct residency { /* of a fetch unit */
     bool resident;
     bool fetched; /* since the gather; if not: gathered ahead */
+    bool kept;    /* not fetched, but there from the residency before */
     bool passed;  /* another fetch unit was fetched after it */
     uint32_t references;
     uint32_t units_fetched; /* different registered units, in this residency */
-    uint32_t units_needed;  /* registered units that have buckets */
+    uint32_t units_needed;  /* registered units */
     uint64_t serial;        /* order of gathers */
+    uint64_t seen;          /* by the last search for what is needed last */
     uint64_t offset, bytes;
-    uint64_t flat_offset; /* bytes, in the flat order */
+    uint64_t own_offset; /* in a pool that holds all units */
 };
 
 struct order { /* a step's sequence of fetch units */
@@ -38,11 +39,13 @@ struct prefetch {
     const struct gw_layout_unit *units;
     struct prefetch_config config;
     struct pool *pool;
+    uint64_t pool_at; /* where it begins: behind persistent parameters */
     bool whole; /* the pool holds all units: each has its own place */
-    uint32_t fetch_units;
     struct residency *residencies; /* by fetch unit */
     uint64_t *unit_serial;         /* by registered unit: the residency it was last fetched in */
-    uint64_t serial;
+    uint32_t *residents;           /* fetch units that are, in no order */
+    uint32_t resident_count;
+    uint64_t serial, searches;
     uint64_t resident_bytes, ahead_bytes;
     struct order orders[ORDERS];
     uint64_t steps;     /* that had a sequence */
@@ -57,15 +60,6 @@ struct prefetch {
 
 /* ---- set-up ---------------------------------------------------------------------------------- */
 
-uint64_t prefetch_pool_bytes(const struct gw_layout_page *page, uint64_t budget_bytes)
-{
-    uint64_t all = page->padded_numel * FLOAT_BYTES, bytes;
-
-    if (__builtin_add_overflow(page->max_fetch_numel * FLOAT_BYTES, budget_bytes, &bytes))
-        return all;
-    return bytes < all ? bytes : all;
-}
-
 static void forget_orders(struct prefetch *plan)
 {
     for (uint32_t o = 0; o < ORDERS; o++) {
@@ -78,15 +72,13 @@ static void forget_orders(struct prefetch *plan)
     plan->lost = false;
 }
 
-static int allocate(struct prefetch *plan, const struct gw_layout_page *page)
+static int allocate(struct prefetch *plan, const struct gw_layout_page *page, uint64_t pool_bytes)
 {
-    uint64_t pool_bytes = prefetch_pool_bytes(page, plan->config.budget_bytes);
-
-    plan->whole = pool_bytes == page->padded_numel * FLOAT_BYTES;
     plan->residencies = calloc((size_t)page->fetch_units + 1, sizeof(*plan->residencies));
+    plan->residents = calloc((size_t)page->fetch_units + 1, sizeof(*plan->residents));
     plan->unit_serial = calloc((size_t)page->units + 1, sizeof(*plan->unit_serial));
     plan->current = calloc(plan->sequence_max, sizeof(*plan->current));
-    if (!plan->residencies || !plan->unit_serial || !plan->current)
+    if (!plan->residencies || !plan->residents || !plan->unit_serial || !plan->current)
         return GW_E_NOMEM;
     for (uint32_t o = 0; o < ORDERS; o++) {
         plan->orders[o].units = calloc(plan->sequence_max, sizeof(*plan->orders[o].units));
@@ -96,11 +88,28 @@ static int allocate(struct prefetch *plan, const struct gw_layout_page *page)
     return pool_new(pool_bytes, page->fetch_units, &plan->pool);
 }
 
-int prefetch_new(const struct layout *layout, const struct prefetch_config *config,
-                 struct prefetch **ret_plan)
+static void set_sizes(struct prefetch *plan, const struct gw_layout_page *page,
+                      const struct place *place)
+{
+    uint64_t all = 0;
+
+    for (uint32_t f = page->persistent; f < page->fetch_units; f++) {
+        plan->residencies[f].bytes = place_fetch_bytes(place, f);
+        plan->residencies[f].own_offset = all;
+        all += plan->residencies[f].bytes;
+    }
+    plan->whole = all == place_pool_bytes(place);
+    plan->pool_at = page->persistent ? place_fetch_bytes(place, 0) : 0;
+    for (uint32_t u = 0; u < page->units; u++) {
+        if (plan->units[u].fetch_unit != UINT32_MAX)
+            plan->residencies[plan->units[u].fetch_unit].units_needed++;
+    }
+}
+
+int prefetch_new(const struct layout *layout, const struct place *place,
+                 const struct prefetch_config *config, struct prefetch **ret_plan)
 {
     const struct gw_layout_page *page = layout_page(layout);
-    const struct gw_layout_fetch_unit *fetch_units = layout_fetch_units(layout);
     struct prefetch *plan = calloc(1, sizeof(*plan));
     int r;
 
@@ -108,20 +117,14 @@ int prefetch_new(const struct layout *layout, const struct prefetch_config *conf
         return GW_E_NOMEM;
     plan->units = layout_units(layout);
     plan->config = *config;
-    plan->fetch_units = page->fetch_units;
     plan->sequence_max = page->fetch_units * SEQUENCE_PER_UNIT + SEQUENCE_EXTRA;
-    r = allocate(plan, page);
+    r = allocate(plan, page, place_pool_bytes(place));
     forget_orders(plan);
     if (r < 0) {
         prefetch_free(plan);
         return r;
     }
-    for (uint32_t f = 0; f < page->fetch_units; f++) {
-        plan->residencies[f].bytes = fetch_units[f].padded_numel * FLOAT_BYTES;
-        plan->residencies[f].flat_offset = fetch_units[f].offset * FLOAT_BYTES;
-    }
-    for (uint32_t u = 0; u < page->units; u++)
-        plan->residencies[plan->units[u].fetch_unit].units_needed += plan->units[u].buckets > 0;
+    set_sizes(plan, page, place);
     *ret_plan = plan;
     return 0;
 }
@@ -132,6 +135,7 @@ struct prefetch *prefetch_free(struct prefetch *plan)
         return NULL;
     pool_free(plan->pool);
     free(plan->residencies);
+    free(plan->residents);
     free(plan->unit_serial);
     for (uint32_t o = 0; o < ORDERS; o++)
         free(plan->orders[o].units);
@@ -142,66 +146,152 @@ struct prefetch *prefetch_free(struct prefetch *plan)
 
 /* ---- residencies ----------------------------------------------------------------------------- */
 
+/* Nothing of it has been fetched. */
+static void begin(struct prefetch *plan, struct residency *at, bool kept)
+{
+    at->resident = true;
+    at->kept = kept;
+    at->fetched = at->passed = false;
+    at->references = at->units_fetched = 0;
+    at->serial = ++plan->serial;
+}
+
 static void start_residency(struct prefetch *plan, uint32_t f, uint64_t offset)
 {
     struct residency *at = &plan->residencies[f];
 
-    at->resident = true;
-    at->fetched = at->passed = false;
-    at->references = at->units_fetched = 0;
-    at->serial = ++plan->serial;
+    begin(plan, at, false);
     at->offset = offset;
+    plan->residents[plan->resident_count++] = f;
     plan->resident_bytes += at->bytes;
     plan->ahead_bytes += at->bytes;
     if (plan->resident_bytes > plan->figures.bytes_max)
         plan->figures.bytes_max = plan->resident_bytes;
 }
 
-static void end_residency(struct prefetch *plan, struct residency *at)
+static void end_residency(struct prefetch *plan, uint32_t f)
 {
+    struct residency *at = &plan->residencies[f];
+    uint32_t i = 0;
+
     at->resident = false;
     plan->resident_bytes -= at->bytes;
-    if (!at->fetched) {
+    while (plan->residents[i] != f)
+        i++;
+    plan->residents[i] = plan->residents[--plan->resident_count];
+    if (!at->fetched && !at->kept) {
         plan->ahead_bytes -= at->bytes;
         plan->figures.drops++;
     }
     if (!plan->config.no_pool_free && !plan->whole)
-        (void)pool_give(plan->pool, at->offset);
+        (void)pool_give(plan->pool, at->offset - plan->pool_at);
 }
 
 static bool take_room(struct prefetch *plan, const struct residency *at, uint64_t *ret_offset)
 {
-    if (plan->config.no_pool_free || plan->whole) {
-        *ret_offset = plan->config.no_pool_free ? 0 : at->flat_offset;
-        return true;
-    }
-    return pool_take(plan->pool, at->bytes, ret_offset);
+    uint64_t offset;
+
+    if (plan->config.no_pool_free)
+        offset = 0;
+    else if (plan->whole)
+        offset = at->own_offset;
+    else if (!pool_take(plan->pool, at->bytes, &offset))
+        return false;
+    *ret_offset = plan->pool_at + offset;
+    return true;
 }
 
-/* Gives up the residency that was gathered ahead last (so the one needed last). False: none. */
-static bool drop_ahead(struct prefetch *plan)
+static const struct order *followed(const struct prefetch *plan)
 {
-    struct residency *last = NULL;
+    return plan->following == NO_ORDER || plan->lost ? NULL : &plan->orders[plan->following];
+}
 
-    for (uint32_t f = 0; f < plan->fetch_units; f++) {
-        struct residency *at = &plan->residencies[f];
-        if (at->resident && !at->fetched && (!last || at->serial > last->serial))
-            last = at;
+/* Soon enough fetched again, and no reason to make room? */
+static bool worth_keeping(const struct prefetch *plan, uint32_t f)
+{
+    const struct order *order = followed(plan);
+    uint64_t between = 0;
+
+    if (!order || plan->resident_bytes > plan->config.budget_bytes)
+        return false;
+    for (uint32_t i = plan->next; i < order->count && between < plan->config.reuse_bytes; i++) {
+        if (order->units[i] == f)
+            return true;
+        between += plan->residencies[order->units[i]].bytes;
     }
-    if (!last)
+    return false;
+}
+
+/* Nothing of it is fetched any more. */
+static void leave(struct prefetch *plan, uint32_t f)
+{
+    if (worth_keeping(plan, f))
+        begin(plan, &plan->residencies[f], true);
+    else
+        end_residency(plan, f);
+}
+
+/* Gives up the kept residency that is needed last, of those not needed before place `from` of the
+ * order. False: there is none. */
+static bool drop_kept(struct prefetch *plan, uint32_t from)
+{
+    const struct order *order = followed(plan);
+    uint32_t last = UINT32_MAX;
+
+    plan->searches++;
+    for (uint32_t i = plan->next; order && i < order->count; i++) {
+        struct residency *at = &plan->residencies[order->units[i]];
+
+        if (!at->resident || !at->kept || at->seen == plan->searches)
+            continue;
+        at->seen = plan->searches;
+        if (i >= from)
+            last = order->units[i];
+    }
+    for (uint32_t i = 0; i < plan->resident_count; i++) {
+        const struct residency *at = &plan->residencies[plan->residents[i]];
+
+        if (at->kept && at->seen != plan->searches) /* not needed at all */
+            last = plan->residents[i];
+    }
+    if (last == UINT32_MAX)
         return false;
     end_residency(plan, last);
     return true;
 }
 
-/* Room for a fetch: within the budget if dropping what was gathered ahead can achieve that, else
+/* Gives up the residency that was gathered ahead last (so the one needed last). False: none. */
+static bool drop_ahead(struct prefetch *plan)
+{
+    uint32_t last = UINT32_MAX;
+
+    for (uint32_t i = 0; i < plan->resident_count; i++) {
+        uint32_t f = plan->residents[i];
+        const struct residency *at = &plan->residencies[f];
+
+        if (!at->fetched && !at->kept &&
+            (last == UINT32_MAX || at->serial > plan->residencies[last].serial))
+            last = f;
+    }
+    if (last == UINT32_MAX)
+        return false;
+    end_residency(plan, last);
+    return true;
+}
+
+static bool drop_any(struct prefetch *plan)
+{
+    return drop_kept(plan, plan->next) || drop_ahead(plan);
+}
+
+/* Room for a fetch: within the budget if dropping what is not fetched can achieve that, else
  * anywhere in the pool. */
 static int make_room(struct prefetch *plan, const struct residency *at, uint64_t *ret_offset)
 {
-    while (plan->resident_bytes + at->bytes > plan->config.budget_bytes && drop_ahead(plan))
+    while (plan->resident_bytes + at->bytes > plan->config.budget_bytes && drop_any(plan))
         continue;
     while (!take_room(plan, at, ret_offset)) {
-        if (!drop_ahead(plan))
+        if (!drop_any(plan))
             return GW_E_BUDGET;
     }
     return 0;
@@ -210,14 +300,15 @@ static int make_room(struct prefetch *plan, const struct residency *at, uint64_t
 /* Another fetch unit than f is used now: idle ones end, busy ones will when released. */
 static void pass_others(struct prefetch *plan, uint32_t f)
 {
-    for (uint32_t other = 0; other < plan->fetch_units; other++) {
+    for (uint32_t i = plan->resident_count; i-- > 0;) { /* ending one moves those behind it */
+        uint32_t other = plan->residents[i];
         struct residency *at = &plan->residencies[other];
 
-        if (other == f || !at->resident || !at->fetched)
+        if (other == f || !at->fetched)
             continue;
         at->passed = true;
         if (at->references == 0)
-            end_residency(plan, at);
+            leave(plan, other);
     }
 }
 
@@ -244,10 +335,10 @@ static uint32_t order_by_prefix(const struct prefetch *plan)
  * the one that was followed. */
 static void find_place(struct prefetch *plan, uint32_t f)
 {
-    const struct order *order = plan->following == NO_ORDER ? NULL : &plan->orders[plan->following];
+    const struct order *order = followed(plan);
     uint32_t other;
 
-    if (order && !plan->lost && plan->next < order->count && order->units[plan->next] == f) {
+    if (order && plan->next < order->count && order->units[plan->next] == f) {
         plan->next++;
         return;
     }
@@ -258,7 +349,7 @@ static void find_place(struct prefetch *plan, uint32_t f)
         plan->lost = false;
         return;
     }
-    for (uint32_t i = plan->next; order && i < order->count && !plan->lost; i++) {
+    for (uint32_t i = plan->next; order && i < order->count; i++) {
         if (order->units[i] == f) {
             plan->next = i + 1;
             return;
@@ -279,7 +370,9 @@ static void first_fetch(struct prefetch *plan, uint32_t f, bool ahead)
     struct residency *at = &plan->residencies[f];
 
     at->fetched = true;
-    plan->ahead_bytes -= at->bytes;
+    if (!at->kept)
+        plan->ahead_bytes -= at->bytes;
+    at->kept = false;
     if (ahead)
         plan->figures.hits++;
     else
@@ -316,30 +409,45 @@ int prefetch_fetch(struct prefetch *plan, uint32_t unit, struct prefetch_gather 
 
 void prefetch_release(struct prefetch *plan, uint32_t unit)
 {
-    struct residency *at = &plan->residencies[plan->units[unit].fetch_unit];
+    uint32_t f = plan->units[unit].fetch_unit;
+    struct residency *at = &plan->residencies[f];
 
     if (!at->resident || at->references == 0)
         return; /* the caller counts fetches and releases; nothing to end */
     at->references--;
     if (at->references == 0 && (at->passed || at->units_fetched == at->units_needed))
-        end_residency(plan, at);
+        leave(plan, f);
+}
+
+/* after: its place in the order followed + 1. */
+static bool room_ahead(struct prefetch *plan, const struct residency *at, uint32_t after,
+                       uint64_t *ret_offset)
+{
+    while (plan->resident_bytes + at->bytes > plan->config.budget_bytes) {
+        if (!drop_kept(plan, after))
+            return false;
+    }
+    while (!take_room(plan, at, ret_offset)) {
+        if (!drop_kept(plan, after))
+            return false;
+    }
+    return true;
 }
 
 bool prefetch_ahead(struct prefetch *plan, struct prefetch_gather *ret_gather)
 {
-    const struct order *order = plan->following == NO_ORDER ? NULL : &plan->orders[plan->following];
+    const struct order *order = followed(plan);
 
-    for (uint32_t i = plan->next; order && !plan->lost && i < order->count; i++) {
+    for (uint32_t i = plan->next; order && i < order->count; i++) {
         struct residency *at = &plan->residencies[order->units[i]];
         uint64_t offset;
 
         if (at->resident && !at->fetched)
-            continue; /* gathered ahead already */
+            continue; /* there already */
         /* In use: its next residency cannot start before this one ends, and what comes after must
          * not take its room. */
         if (at->resident || plan->ahead_bytes + at->bytes > plan->config.ahead_bytes ||
-            plan->resident_bytes + at->bytes > plan->config.budget_bytes ||
-            !take_room(plan, at, &offset))
+            !room_ahead(plan, at, i + 1, &offset))
             return false;
         start_residency(plan, order->units[i], offset);
         *ret_gather = (struct prefetch_gather){order->units[i], offset};
@@ -352,10 +460,8 @@ bool prefetch_ahead(struct prefetch *plan, struct prefetch_gather *ret_gather)
 
 static void end_all(struct prefetch *plan)
 {
-    for (uint32_t f = 0; f < plan->fetch_units; f++) {
-        if (plan->residencies[f].resident)
-            end_residency(plan, &plan->residencies[f]);
-    }
+    while (plan->resident_count)
+        end_residency(plan, plan->residents[plan->resident_count - 1]);
 }
 
 /* The step's order: a known one, or in place of the one used longest ago. */

@@ -19,7 +19,13 @@
  * as far as prefetch_bytes (gathered and not yet fetched) and the budget (all residencies) allow,
  * never past the step's end.
  *
- * All residencies together take at most budget + the largest fetch unit.
+ * With reuse_bytes a residency that would end is kept as if gathered ahead, while the budget holds,
+ * if on the order followed less than so many bytes of others are fetched before it is again. Kept
+ * ones give way first: to fetches, the one needed last first; to a gather ahead, if needed later
+ * than that.
+ *
+ * All residencies together take at most budget + the largest fetch unit. Persistent parameters are
+ * none of it: their fetch unit is never planned.
  */
 #ifndef GW_CORE_PREFETCH_H
 #define GW_CORE_PREFETCH_H
@@ -28,13 +34,15 @@
 #include <stdint.h>
 
 #include "daemon/core/layout.h"
+#include "proto/place.h"
 
 struct prefetch;
 
 struct prefetch_config {
     uint64_t budget_bytes;
     uint64_t ahead_bytes; /* of gathered ahead and not yet fetched; 0: nothing is */
-    bool no_pool_free;    /* tests: edge POOL_FREE dropped, all residencies at offset 0 */
+    uint64_t reuse_bytes; /* 0: none is kept */
+    bool no_pool_free;    /* tests: edge POOL_FREE dropped, all residencies at one offset */
 };
 
 /* A gather that the caller starts now. */
@@ -44,20 +52,18 @@ struct prefetch_gather {
 };
 
 struct prefetch_figures {
-    uint64_t hits, misses; /* residencies whose first fetch found them gathered ahead, or not */
+    uint64_t hits, misses; /* residencies whose first fetch found them gathered ahead or kept, or
+                            * not */
     uint64_t drops;        /* gathered ahead and given up unfetched */
     uint64_t bytes_now, bytes_max;
 };
 
-/* The pool: budget + the largest fetch unit; never more than all units, which then lie in it as in
- * the flat order. */
-uint64_t prefetch_pool_bytes(const struct gw_layout_page *page, uint64_t budget_bytes);
-/* The layout (stage 3) stays the caller's. GW_E_NOMEM. */
-int prefetch_new(const struct layout *layout, const struct prefetch_config *config,
-                 struct prefetch **ret_plan);
+/* The layout (stage 3) and the rank's place stay the caller's. GW_E_NOMEM. */
+int prefetch_new(const struct layout *layout, const struct place *place,
+                 const struct prefetch_config *config, struct prefetch **ret_plan);
 struct prefetch *prefetch_free(struct prefetch *plan);
 
-/* The rank fetches a registered unit that has buckets. 0: its fetch unit is gathered or being
+/* The rank fetches a registered unit with a fetch unit of which it gathers bytes. 0: its fetch unit is gathered or being
  * gathered, at *ret_gather; 1: the caller gathers it to *ret_gather now; GW_E_BUDGET: the units
  * held leave no room. */
 int prefetch_fetch(struct prefetch *plan, uint32_t unit, struct prefetch_gather *ret_gather);
