@@ -31,6 +31,7 @@ struct charlm_options {
     bool overlap_off, measure;
     uint32_t gather;     /* enum gw_gather */
     uint32_t accumulate; /* enum gw_accumulate */
+    bool bf16;           /* parameters as fetched, and gradients */
     uint32_t micro_steps, steps, hidden, batch;
     uint64_t seed, bucket_bytes, link_bytes_per_s;
     int64_t timeout_ns;

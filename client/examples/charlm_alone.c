@@ -20,6 +20,8 @@ struct alone {
     const struct text *text;
     struct model *model;
     float *params, *m, *v;
+    float *used;      /* what the model computes with: params, or they as bf16 have them */
+    uint16_t *halves; /* NULL: all is fp32 */
     float *sum;              /* the step's gradient */
     double *loss;            /* of the last batch, where the arithmetic works */
     float *host;             /* all parameters */
@@ -50,6 +52,14 @@ static int alone_init(struct alone *a)
     a->sum = vector(a);
     a->loss = math_alloc(sizeof *a->loss);
     a->host = malloc(a->model->numel * sizeof *a->host);
+    if (a->options->bf16) {
+        a->halves = math_alloc(a->model->numel * sizeof *a->halves);
+        a->used = vector(a);
+    } else {
+        a->used = a->params;
+    }
+    if (a->used == NULL || (a->options->bf16 && a->halves == NULL))
+        return out_of_memory(a);
     if (a->params == NULL || a->m == NULL || a->v == NULL || a->sum == NULL || a->loss == NULL ||
         a->host == NULL)
         return out_of_memory(a);
@@ -63,6 +73,9 @@ static void alone_clear(struct alone *a)
 {
     for (uint32_t i = 0; i < TREE_DEPTH; i++)
         math_free(a->tree[i]);
+    if (a->used != a->params)
+        math_free(a->used);
+    math_free(a->halves);
     math_free(a->params);
     math_free(a->m);
     math_free(a->v);
@@ -71,23 +84,33 @@ static void alone_clear(struct alone *a)
     free(a->host);
 }
 
+/* As bf16 has them; fp32 runs have them already. */
+static void round_values(const struct alone *a, float *to, const float *from)
+{
+    if (a->halves == NULL)
+        return;
+    math_to_bf16(a->halves, from, a->model->numel);
+    math_from_bf16(to, a->halves, a->model->numel);
+}
+
 /* Forward and backward of what is loaded; the gradient into `grads`. */
 static double compute(struct alone *a, float *grads)
 {
     const struct model_param *p = a->model->params;
     double loss;
 
-    model_embed(a->model, a->params + p[0].offset);
+    round_values(a, a->used, a->params);
+    model_embed(a->model, a->used + p[0].offset);
     for (uint32_t l = 0; l < MODEL_LAYERS; l++)
-        model_forward(a->model, l, a->params + p[1 + 2 * l].offset,
-                      a->params + p[2 + 2 * l].offset);
+        model_forward(a->model, l, a->used + p[1 + 2 * l].offset, a->used + p[2 + 2 * l].offset);
     model_loss(a->model, a->loss);
     for (uint32_t l = MODEL_LAYERS; l-- > 0;) {
         model_grad_bias(a->model, l, grads + p[2 + 2 * l].offset);
         model_grad_weight(a->model, l, 0, p[1 + 2 * l].numel, grads + p[1 + 2 * l].offset);
-        model_backward(a->model, l, a->params + p[1 + 2 * l].offset);
+        model_backward(a->model, l, a->used + p[1 + 2 * l].offset);
     }
     model_grad_embed(a->model, grads + p[0].offset);
+    round_values(a, grads, grads);
     math_get(&loss, a->loss, sizeof loss);
     return loss;
 }
@@ -198,7 +221,8 @@ static int dump(const struct alone *a)
     char who[32];
     size_t done;
 
-    math_get(a->host, a->params, a->model->numel * sizeof *a->host);
+    round_values(a, a->used, a->params);
+    math_get(a->host, a->used, a->model->numel * sizeof *a->host);
     if (file != NULL) {
         done = fwrite(a->host, sizeof(float), a->model->numel, file);
         if (fclose(file) == 0 && done == a->model->numel)

@@ -106,6 +106,16 @@ GW_KERNEL(charlm_k_adam)
                       arg->unbias_v);
 }
 
+GW_KERNEL(charlm_k_bf16)
+{
+    for (uint64_t i = gw_k_index(); i < arg->count; i += gw_k_count()) {
+        if (arg->to_halves)
+            arg->halves[i] = math_to_bf16_one(arg->floats[i]);
+        else
+            arg->floats[i] = math_from_bf16_one(arg->halves[i]);
+    }
+}
+
 #ifdef __CUDACC__
 
 #define CHARLM_LAUNCH(kernel)                                                                      \

@@ -75,9 +75,16 @@ struct charlm_k_adam {
     float unbias_m, unbias_v;
 };
 
+/* One of them is where from, the other where to. */
+struct charlm_k_bf16 {
+    float *floats;
+    uint16_t *halves;
+    uint64_t count, to_halves;
+};
+
 /* X(kernel): int charlm_launch_<kernel>(argument, elements, stream): a cudaError_t. */
 #define CHARLM_KERNELS(X)                                                                          \
-    X(gemm) X(transpose) X(map) X(embed) X(loss) X(mean) X(sum_rows) X(adam)
+    X(gemm) X(transpose) X(map) X(embed) X(loss) X(mean) X(sum_rows) X(adam) X(bf16)
 #define CHARLM_LAUNCH(kernel)                                                                      \
     int charlm_launch_##kernel(const struct charlm_k_##kernel *arg, uint64_t elements,             \
                                void *stream);

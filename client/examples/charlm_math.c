@@ -194,6 +194,18 @@ void math_scale(float *values, float scale, size_t count)
         values[i] *= scale;
 }
 
+void math_to_bf16(uint16_t *to, const float *from, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        to[i] = math_to_bf16_one(from[i]);
+}
+
+void math_from_bf16(float *to, const uint16_t *from, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        to[i] = math_from_bf16_one(from[i]);
+}
+
 static void adam_span(const struct math_adam *adam, float unbias_m, float unbias_v)
 {
     float *restrict params = adam->params, *restrict m = adam->m, *restrict v = adam->v;

@@ -67,6 +67,10 @@ void math_sum_rows(const float *rows, size_t count, size_t cols, float *out);
 void math_add(float *sum, const float *values, size_t count);
 void math_scale(float *values, float scale, size_t count);
 
+/* bf16 is the upper half of an fp32: rounded to nearest, ties to even; and exactly back. */
+void math_to_bf16(uint16_t *to, const float *from, size_t count);
+void math_from_bf16(float *to, const uint16_t *from, size_t count);
+
 /* Adam (Kingma and Ba 2015, algorithm 1) for step `step` from 1: learning rate 1e-3, decay 0.9 and
  * 0.999, epsilon 1e-8. Element by element, so that a shard's result does not depend on its cut. */
 struct math_adam {

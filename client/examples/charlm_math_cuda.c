@@ -224,6 +224,20 @@ void math_scale(float *values, float scale, size_t count)
     map(CHARLM_SCALE, values, NULL, scale, count);
 }
 
+void math_to_bf16(uint16_t *to, const float *from, size_t count)
+{
+    struct charlm_k_bf16 arg = {(float *)(uintptr_t)from, to, count, 1};
+
+    check("to bf16", charlm_launch_bf16(&arg, count, stream));
+}
+
+void math_from_bf16(float *to, const uint16_t *from, size_t count)
+{
+    struct charlm_k_bf16 arg = {to, (uint16_t *)(uintptr_t)from, count, 0};
+
+    check("from bf16", charlm_launch_bf16(&arg, count, stream));
+}
+
 void math_embed(const struct math_samples *samples, const float *table, size_t width, float *values)
 {
     struct charlm_k_embed arg = {.symbols = samples->symbols,

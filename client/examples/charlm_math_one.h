@@ -46,6 +46,24 @@ MATH_FN float math_tanh_one(float x)
     return copysignf((1.0f - e) / (1.0f + e), x);
 }
 
+/* No gradient or parameter of charlm is a NaN, which this would turn into an infinity. */
+MATH_FN uint16_t math_to_bf16_one(float value)
+{
+    uint32_t bits;
+
+    memcpy(&bits, &value, sizeof bits);
+    return (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+}
+
+MATH_FN float math_from_bf16_one(uint16_t half)
+{
+    uint32_t bits = (uint32_t)half << 16;
+    float value;
+
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
 /* Adam's corrections of the moments' bias at step `step` from 1; on the host. */
 static inline void math_adam_unbias(uint32_t step, float *ret_m, float *ret_v)
 {

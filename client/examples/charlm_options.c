@@ -19,6 +19,7 @@ static const char usage[] =
     "  --batch B            samples per rank and micro-step (32)\n"
     "  --micro-steps M      per step (1)\n"
     "  --accumulate local|shard   where micro-steps are added (by stage)\n"
+    "  --dtype fp32|bf16    of parameters in use and of gradients; the rest is fp32 (fp32)\n"
     "  --seed S             of initial values and samples (1)\n"
     "  --text FILE          training text (the files of /usr/share/common-licenses)\n"
     "  --dump FILE          write the final parameters: fp32, in order, little endian\n"
@@ -52,6 +53,7 @@ enum option_key {
     KEY_OVERLAP,
     KEY_GATHER,
     KEY_ACCUMULATE,
+    KEY_DTYPE,
     KEY_MODEL_TSV,
     KEY_MEASURE,
     KEY_ID_FILE,
@@ -80,6 +82,7 @@ static const struct option long_options[] = {
     {"overlap", required_argument, NULL, KEY_OVERLAP},
     {"gather", required_argument, NULL, KEY_GATHER},
     {"accumulate", required_argument, NULL, KEY_ACCUMULATE},
+    {"dtype", required_argument, NULL, KEY_DTYPE},
     {"model-tsv", no_argument, NULL, KEY_MODEL_TSV},
     {"measure", no_argument, NULL, KEY_MEASURE},
     {"id-file", required_argument, NULL, KEY_ID_FILE},
@@ -200,6 +203,8 @@ static int parse_one(int key, const char *value, struct charlm_options *o)
         r = parse_word("--accumulate", value, "local", "shard", &second);
         o->accumulate = second ? GW_ACCUMULATE_SHARD : GW_ACCUMULATE_LOCAL;
         return r;
+    case KEY_DTYPE:
+        return parse_word("--dtype", value, "fp32", "bf16", &o->bf16);
     case KEY_MODEL_TSV:
         o->mode = CHARLM_MODEL_TSV;
         return 0;

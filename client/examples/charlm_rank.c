@@ -27,6 +27,8 @@ struct rank_run {
     uint32_t units[MODEL_UNITS]; /* as the job numbers them */
     float *m, *v;                /* Adam's moments of the shard */
     float *scratch;              /* one parameter, where the arithmetic works */
+    float *wide[2];              /* with --dtype bf16: fetched parameters of a layer as fp32 */
+    uint16_t *halves;            /* ... and one gradient as bf16 */
     float *host;                 /* one parameter */
     double *loss;                /* steps x micro-steps, where the arithmetic works */
     struct gw_device *device;    /* NULL: the host */
@@ -128,7 +130,11 @@ static int seal(struct rank_run *run)
 
     for (uint32_t p = 0; r == 0 && p < MODEL_PARAMS; p++) {
         const struct model_param *mp = &run->model->params[p];
-        struct gw_param_options po = {.struct_size = sizeof po, .unit = mp->unit_name};
+        uint32_t dtype = o->bf16 ? GW_DTYPE_BF16 : GW_DTYPE_FP32;
+        struct gw_param_options po = {.struct_size = sizeof po,
+                                      .unit = mp->unit_name,
+                                      .dtype = dtype,
+                                      .grad_dtype = dtype};
 
         r = check(run, mp->name, gw_param_add(run->job, mp->name, mp->numel, &po, &param));
     }
@@ -182,9 +188,15 @@ static int make_room(struct rank_run *run)
     for (uint32_t p = 0; p < MODEL_PARAMS; p++)
         largest = run->model->params[p].numel > largest ? run->model->params[p].numel : largest;
     run->scratch = math_alloc(largest * sizeof(float));
+    if (o->bf16) {
+        run->wide[0] = math_alloc(largest * sizeof(float));
+        run->wide[1] = math_alloc(largest * sizeof(float));
+        run->halves = math_alloc(largest * sizeof *run->halves);
+    }
     run->host = malloc(largest * sizeof(float));
     run->loss = math_alloc((size_t)o->steps * o->micro_steps * sizeof *run->loss);
-    if (run->scratch != NULL && run->host != NULL && run->loss != NULL)
+    if (run->scratch != NULL && run->host != NULL && run->loss != NULL &&
+        (!o->bf16 || (run->wide[0] != NULL && run->wide[1] != NULL && run->halves != NULL)))
         return 0;
     fprintf(stderr, "charlm rank %u: no memory for %zu values\n", o->rank, largest);
     return EX_OSERR;
@@ -232,12 +244,18 @@ static int release(const struct rank_run *run, uint32_t unit)
     return check(run, "release", gw_release(run->job, run->units[unit]));
 }
 
-static int values(const struct rank_run *run, uint32_t param, const float **ret_values)
+/* place: which of a layer's two parameters. */
+static int values(const struct rank_run *run, uint32_t param, uint32_t place,
+                  const float **ret_values)
 {
     const void *at = NULL;
     int r = check(run, "parameter", gw_param_ptr(run->job, param, &at));
 
     *ret_values = at;
+    if (r == 0 && run->options->bf16) {
+        math_from_bf16(run->wide[place], at, run->model->params[param].numel);
+        *ret_values = run->wide[place];
+    }
     return r;
 }
 
@@ -252,14 +270,14 @@ static int forward_unit(struct rank_run *run, uint32_t unit)
         r = wait_token(run, "wait for parameters", token);
     if (unit == 0) {
         if (r == 0)
-            r = values(run, 0, &first);
+            r = values(run, 0, 0, &first);
         if (r == 0)
             model_embed(run->model, first);
     } else {
         if (r == 0)
-            r = values(run, 2 * unit - 1, &first);
+            r = values(run, 2 * unit - 1, 0, &first);
         if (r == 0)
-            r = values(run, 2 * unit, &second);
+            r = values(run, 2 * unit, 1, &second);
         if (r == 0)
             model_forward(run->model, unit - 1, first, second);
     }
@@ -283,7 +301,10 @@ static int weight_gradient(struct rank_run *run, uint32_t layer, uint32_t flags)
                       gw_grad_acquire_sync(run->job, param, i, WAIT, &to, &count));
         if (r != 0)
             break;
-        model_grad_weight(run->model, layer, info.param_offset, info.numel, to);
+        model_grad_weight(run->model, layer, info.param_offset, info.numel,
+                          run->options->bf16 ? run->scratch : to);
+        if (run->options->bf16)
+            math_to_bf16(to, run->scratch, info.numel);
         r = check(run, "gradient ready", gw_grad_ready(run->job, param, i, flags, NULL, 0));
     }
     return r;
@@ -292,7 +313,13 @@ static int weight_gradient(struct rank_run *run, uint32_t layer, uint32_t flags)
 /* Small gradients are computed on the side and copied in. */
 static int put(struct rank_run *run, uint32_t param, uint32_t flags)
 {
-    return check(run, "put gradient", gw_grad_put_sync(run->job, param, run->scratch, flags, WAIT));
+    const void *from = run->scratch;
+
+    if (run->options->bf16) {
+        math_to_bf16(run->halves, run->scratch, run->model->params[param].numel);
+        from = run->halves;
+    }
+    return check(run, "put gradient", gw_grad_put_sync(run->job, param, from, flags, WAIT));
 }
 
 /* Gradients need no parameters: they are computed while the unit is being fetched. */
@@ -317,7 +344,7 @@ static int backward_unit(struct rank_run *run, uint32_t unit, uint32_t flags)
     if (r == 0)
         r = wait_token(run, "wait for parameters", token);
     if (r == 0 && unit > 0) {
-        r = values(run, 2 * unit - 1, &weight);
+        r = values(run, 2 * unit - 1, 0, &weight);
         if (r == 0)
             model_backward(run->model, unit - 1, weight);
     }
@@ -409,7 +436,7 @@ static int train_step(struct rank_run *run, uint32_t step)
 static int write_param(struct rank_run *run, uint32_t param, FILE *file)
 {
     const float *from = NULL;
-    int r = values(run, param, &from);
+    int r = values(run, param, 0, &from);
 
     if (r != 0)
         return r;
@@ -510,6 +537,9 @@ int charlm_run_rank(const struct charlm_options *options, const struct text *tex
     if (r == 0)
         r = finish(&run);
     math_free(run.scratch);
+    math_free(run.wide[0]);
+    math_free(run.wide[1]);
+    math_free(run.halves);
     math_free(run.loss);
     gw_job_close(run.job);
     charlm_device_free(run.device);
