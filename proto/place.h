@@ -8,7 +8,7 @@
  *                     contribution     summed over micro-steps    reduced gradient
  *   stage 0, local    GRADS            ACC (micro_steps > 1)      GRADS, else ACC
  *   stage 0, shard    GRADS            ACC (micro_steps > 1)      ACC, else GRADS
- *   stage 1, local    GRADS            ACC (micro_steps > 1)      GRADS, own slices; else SHARD_GRADS
+ *   stage 1, local    GRADS            ACC (micro_steps > 1)      GRADS, slices; else SHARD_GRADS
  *   stage 1, shard    GRADS            SHARD_GRADS (m.-s. > 1)    SHARD_GRADS, else GRADS, slices
  *   stage 2-3, local  GRADS            ACC (micro_steps > 1)      SHARD_GRADS
  *   stage 2-3, shard  RING, OVERFLOW   SHARD_GRADS                SHARD_GRADS

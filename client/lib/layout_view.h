@@ -18,6 +18,8 @@ struct layout_view {
     const struct gw_layout_bucket *buckets;
     const struct gw_layout_unit *units;
     const struct gw_layout_fetch_unit *fetch_units;
+    const struct gw_layout_group *groups;
+    const uint32_t *members;
     const char *names;
 };
 
@@ -26,8 +28,5 @@ struct layout_view {
  * sum in it holds. */
 int layout_view(const void *copy, size_t bytes, struct layout_view *ret_view,
                 const char **ret_what);
-/* Flat range [*ret_offset, + *ret_numel) of a registered unit's parameters. */
-void layout_view_unit(const struct layout_view *view, uint32_t unit, uint64_t *ret_offset,
-                      uint64_t *ret_numel);
 
 #endif

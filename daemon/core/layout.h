@@ -4,17 +4,17 @@
  * stage, world and sizes, used by engine, plan and tests alike. Pure; any thread.
  *
  * Parameters of one group, dtype and gradient dtype are of one class; a bucket holds one class.
- * Stages 0-2 ignore units: each class fills its own buckets with its parameters in registration order
- * without gaps; a bucket closes when the next parameter of its class does not fit; a larger parameter
- * starts a bucket of its own and is cut at the bucket size rounded down to a multiple of members *
- * align (at least one multiple); its last piece leaves the bucket open for what follows. Buckets are
- * numbered as they are opened. Stage 3 first takes out parameters of at most persist_bytes: their
- * buckets come first and are fetch unit 0. Then it merges neighbouring units while all are of one and
- * the same group and the sum of their gradients' bytes is <= the bucket size (a unit that is larger
- * stands alone); each fetch unit starts buckets of its own, sorted by group and then by class, both
- * in order of appearance. Each bucket is padded to a multiple of members * align. The size of a
- * bucket is in bytes of its gradient dtype; align is shard_align_bytes in elements of the smallest of
- * its dtypes.
+ * Stages 0-2 ignore units: each class fills its own buckets with its parameters in registration
+ * order without gaps; a bucket closes when the next parameter of its class does not fit; a larger
+ * parameter starts a bucket of its own and is cut at the bucket size rounded down to a multiple of
+ * members * align (at least one multiple); its last piece leaves the bucket open for what follows.
+ * Buckets are numbered as they are opened. Stage 3 first takes out parameters of at most
+ * persist_bytes: their buckets come first and are fetch unit 0. Then it merges neighbouring units
+ * while all are of one and the same group and the sum of their gradients' bytes is <= the bucket
+ * size (a unit that is larger stands alone); each fetch unit starts buckets of its own, sorted by
+ * group and then by class, both in order of appearance. Each bucket is padded to a multiple of
+ * members align. The size of a bucket is in bytes of its gradient dtype; align is shard_align_bytes
+ * in elements of the smallest of its dtypes.
  */
 #ifndef GW_CORE_LAYOUT_H
 #define GW_CORE_LAYOUT_H
@@ -70,8 +70,8 @@ const char *layout_name(const struct layout *layout, uint32_t name_at);
 
 const struct gw_layout_group *layout_groups(const struct layout *layout);
 
-/* Slice `slice` of bucket b, from the bucket's start: slice * padded / shard_ranks, and how much of it
- * is not padding. Stage 0: the whole bucket. */
+/* Slice `slice` of bucket b, from the bucket's start: slice * padded / shard_ranks, and how much of
+ * it is not padding. Stage 0: the whole bucket. */
 void layout_slice(const struct layout *layout, uint32_t bucket, uint32_t slice,
                   uint64_t *ret_bucket_offset, uint64_t *ret_numel, uint64_t *ret_valid_numel);
 

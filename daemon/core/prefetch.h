@@ -63,9 +63,9 @@ int prefetch_new(const struct layout *layout, const struct place *place,
                  const struct prefetch_config *config, struct prefetch **ret_plan);
 struct prefetch *prefetch_free(struct prefetch *plan);
 
-/* The rank fetches a registered unit with a fetch unit of which it gathers bytes. 0: its fetch unit is gathered or being
- * gathered, at *ret_gather; 1: the caller gathers it to *ret_gather now; GW_E_BUDGET: the units
- * held leave no room. */
+/* The rank fetches a registered unit with a fetch unit of which it gathers bytes. 0: that one is
+ * gathered or being gathered, at *ret_gather; 1: the caller gathers it to *ret_gather now;
+ * GW_E_BUDGET: the units held leave no room. */
 int prefetch_fetch(struct prefetch *plan, uint32_t unit, struct prefetch_gather *ret_gather);
 /* ... and releases it: once for each fetch. */
 void prefetch_release(struct prefetch *plan, uint32_t unit);

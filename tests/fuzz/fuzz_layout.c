@@ -8,34 +8,13 @@
 #include "client/lib/layout_view.h"
 #include "daemon/core/layout.h"
 #include "tests/fuzz/fuzz.h"
+#include "tests/unit/layout_use.h"
 
 #define PAGE_MAX 65536u
-
-/* Reads all that a client reads by index. */
-static uint64_t use(const struct layout_view *view)
-{
-    uint64_t sum = 0, offset, numel;
-
-    for (uint32_t p = 0; p < view->page->params; p++) {
-        const struct gw_layout_param *param = &view->params[p];
-
-        sum += strlen(view->names + param->name_at);
-        for (uint32_t i = 0; i < param->pieces; i++)
-            sum += view->buckets[view->pieces[param->first_piece + i].bucket].numel;
-    }
-    for (uint32_t u = 0; u < view->page->units; u++) {
-        layout_view_unit(view, u, &offset, &numel);
-        FUZZ_CHECK(offset <= view->page->padded_numel &&
-                   numel <= view->page->padded_numel - offset);
-        sum += offset + numel;
-    }
-    return sum;
-}
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
 {
     static uint64_t aligned[PAGE_MAX / 8];
-    static volatile uint64_t sink;
     struct layout_view view;
     const char *what = NULL;
     int r;
@@ -48,25 +27,38 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     if (r < 0)
         FUZZ_CHECK(what && what[0]);
     else
-        sink += use(&view);
+        FUZZ_CHECK(layout_use(&view));
     return 0;
 }
 
-/* Of each stage, with cut, merged, empty and padded parameters. */
+/* Of each stage, with cut, merged, empty, padded and persistent parameters of several classes. */
 size_t fuzz_seed(size_t index, uint8_t *buffer, size_t bytes)
 {
     static const struct layout_param params[] = {
-        {"embed", "", 40, 0}, {"l0.w", "l0", 100, 0}, {"l0.b", "l0", 0, 0},
-        {"l1.w", "l1", 7, 0}, {"l1.b", "l1", 3, 0},   {"head", "", 19, 0}};
+        {.name = "embed", .unit = "", .numel = 40},
+        {.name = "l0.w", .unit = "l0", .numel = 100, .dtype = 2, .grad_dtype = 2},
+        {.name = "l0.b", .unit = "l0", .numel = 0},
+        {.name = "l1.w", .unit = "l1", .numel = 7},
+        {.name = "l1.b", .unit = "l1", .numel = 3, .group = 1},
+        {.name = "head", .unit = "", .numel = 19, .grad_dtype = 1}};
+    static const uint32_t ranks[] = {1, 0};
+    uint32_t world = 1 + (uint32_t)index / 4 % 4;
+    struct layout_group group = {ranks, world < 2 ? world : 2, 1};
     struct layout_options options = {.stage = (uint32_t)index % 4,
-                                     .world = 1 + (uint32_t)index / 4,
-                                     .bucket_numel = 32,
-                                     .align_numel = 1};
+                                     .world = world,
+                                     .bucket_bytes = 128,
+                                     .align_bytes = 4,
+                                     .accum_as_grads = (uint32_t)index % 3 == 0,
+                                     .persist_bytes = index >= 16 ? 30 : 0,
+                                     .shard_ranks = world % 2 == 0 ? 2 : 0,
+                                     .groups = &group,
+                                     .group_count = 1};
     struct layout *layout;
     uint32_t wrong;
     size_t used;
 
-    if (index >= 16 || layout_new(&options, params, 6, &layout, &wrong) < 0)
+    group.ranks += world == 1; /* rank 0 alone */
+    if (index >= 32 || layout_new(&options, params, 6, &layout, &wrong) < 0)
         return 0;
     used = layout_page(layout)->size_bytes;
     if (used <= bytes)
