@@ -281,8 +281,8 @@ static void check_as_host(uint32_t n, uint32_t outs, uint32_t first, uint32_t si
     struct gw_k_reduce arg = reduce_of(&plan, size);
     struct kernel_partial host_partials[2];
     struct kernel_moved moved = {0, 0};
-    const float *in[INPUTS];
-    float *out[INPUTS];
+    const void *in[INPUTS];
+    void *out[INPUTS];
 
     for (uint32_t i = 0; i < n; i++) {
         in[i] = missing >> i & 1 ? NULL : meant[0][i];

@@ -5,10 +5,10 @@
  */
 #include "daemon/device/host/kernels.h"
 
-#include <stdatomic.h>
 #include <string.h>
 
 #include "daemon/device/host/kernels_isa.h"
+#include "proto/layout_page.h"
 
 const struct kernel_isa *const *kernel_isas(void)
 {
@@ -28,12 +28,7 @@ const struct kernel_isa *const *kernel_isas(void)
 #endif
 }
 
-static uint64_t type_bytes(enum kernel_type type)
-{
-    return type == KERNEL_FP32 ? sizeof(float) : sizeof(uint16_t);
-}
-
-void kernel_reduce_with(const struct kernel_isa *isa, const struct kernel_mixed *reduce,
+void kernel_reduce_with(const struct kernel_isa *isa, const struct kernel_reduce *reduce,
                         struct kernel_moved *moved)
 {
     for (uint64_t at = 0; at < reduce->count; at += KERNEL_CHUNK) {
@@ -44,45 +39,29 @@ void kernel_reduce_with(const struct kernel_isa *isa, const struct kernel_mixed 
     if (reduce->past)
         isa->settle();
     for (uint32_t i = 0; i < reduce->n; i++)
-        moved->read += reduce->in[i] ? reduce->count * type_bytes(reduce->in_type) : 0;
-    for (uint32_t i = 0; i < reduce->outs; i++)
-        moved->written += reduce->count * type_bytes(reduce->out_type);
-}
-
-void kernel_reduce_mixed(const struct kernel_mixed *reduce, struct kernel_moved *moved)
-{
-    kernel_reduce_with(kernel_isas()[0], reduce, moved);
+        moved->read += reduce->in[i] ? reduce->count * gw_dtype_bytes(reduce->in_dtype) : 0;
+    moved->written += reduce->outs * reduce->count * gw_dtype_bytes(reduce->out_dtype);
 }
 
 void kernel_reduce(const struct kernel_reduce *reduce, struct kernel_moved *moved)
 {
-    kernel_reduce_mixed(
-        &(struct kernel_mixed){.in = (const void *const *)(const void *)reduce->in,
-                               .n = reduce->n,
-                               .out = (void *const *)(const void *)reduce->out,
-                               .outs = reduce->outs,
-                               .first = reduce->first,
-                               .count = reduce->count,
-                               .scale = reduce->scale,
-                               .accumulator = reduce->accumulate ? reduce->out[0] : NULL,
-                               .past = reduce->past,
-                               .partials = reduce->partials},
-        moved);
+    kernel_reduce_with(kernel_isas()[0], reduce, moved);
 }
 
-void kernel_add(float *out, const float *in, uint64_t count, bool accumulate)
+void kernel_cast(void *to, uint8_t dtype, const float *from, uint64_t count, bool past)
 {
-    static const float zeros[KERNEL_CHUNK];
+    struct kernel_moved moved = {0, 0};
+    const void *in = from;
 
-    for (uint64_t at = 0; at < count; at += KERNEL_CHUNK) {
-        uint64_t rest = count - at;
-        size_t piece = rest < KERNEL_CHUNK ? (size_t)rest : KERNEL_CHUNK;
-        const float *from = in ? in + at : zeros;
-        if (accumulate)
-            kernel_isas()[0]->add(out + at, from, piece);
-        else
-            (void)kernel_copy(out + at, from, piece * sizeof(float), false);
-    }
+    kernel_reduce(&(struct kernel_reduce){.in = &in,
+                                          .n = 1,
+                                          .out = &to,
+                                          .outs = 1,
+                                          .out_dtype = dtype,
+                                          .count = count,
+                                          .scale = 1,
+                                          .past = past},
+                  &moved);
 }
 
 uint64_t kernel_copy(void *to, const void *from, uint64_t bytes, bool past)

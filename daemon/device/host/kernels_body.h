@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One chunk of a sum, in pieces of PIECE elements that stay in the first cache: widen, tree, scale,
- * accumulate, squares and store, each a plain loop over restrict pointers with 16 lanes where order
- * matters, so that gcc -O3 vectorizes it for the width of the file that includes this (ISA_NAME,
- * ISA_TABLE) without changing a bit. Stream threads; no state.
+ * One chunk of a sum, in pieces of PIECE elements that stay in the first cache: widen, round, tree,
+ * scale, accumulate, store and norm, each a plain loop over restrict pointers with 16 lanes where
+ * order matters, so that gcc -O3 vectorizes it for the width of the file that includes this
+ * (ISA_NAME, ISA_TABLE) without changing a bit. Stream threads; no state.
  */
 #include <stdbool.h>
 #include <string.h>
@@ -49,9 +49,9 @@ static void settle(void)
 #endif
 }
 
-static inline vec load(const float *from)
+static inline vec load(const void *from)
 {
-    return *(const loose_vec *)(const void *)from;
+    return *(const loose_vec *)from;
 }
 
 static void sum2(float *restrict to, const float *a, const float *b, size_t count)
@@ -80,25 +80,49 @@ static void sum_right(float *restrict to, const float *restrict b, size_t count)
         to[i] = to[i] + b[i];
 }
 
+/* ---- dtypes: `half` and `wide` are of a piece ------------------------------------------------ */
+
+static void widen(float *restrict wide, const uint16_t *restrict half, uint8_t dtype, size_t count)
+{
+    if (dtype == GW_DTYPE_FP16)
+        widen_fp16(wide, half, count);
+    else
+        widen_bf16(wide, half, count);
+}
+
+static void narrow(uint16_t *restrict half, const float *restrict wide, uint8_t dtype, size_t count)
+{
+    if (dtype == GW_DTYPE_FP16)
+        narrow_fp16(half, wide, count);
+    else
+        narrow_bf16(half, wide, count);
+}
+
 /* The piece of an input, as fp32: where it lies, or in `wide`. */
-static const float *input(const struct kernel_mixed *reduce, uint32_t index, uint64_t at,
+static const float *input(const struct kernel_reduce *reduce, uint32_t index, uint64_t at,
                           float *wide, size_t count)
 {
     const void *in = reduce->in[index];
+    const float *values = wide;
+    uint16_t half[PIECE];
 
     if (!in)
         return zeros;
-    if (reduce->in_type == KERNEL_FP32)
-        return (const float *)in + at;
-    if (reduce->in_type == KERNEL_FP16)
-        widen_fp16(wide, (const uint16_t *)in + at, count);
+    if (reduce->in_dtype == GW_DTYPE_FP32)
+        values = (const float *)in + at;
     else
-        widen_bf16(wide, (const uint16_t *)in + at, count);
+        widen(wide, (const uint16_t *)in + at, reduce->in_dtype, count);
+    if (reduce->round_dtype == GW_DTYPE_FP32 || reduce->round_dtype == reduce->in_dtype)
+        return values;
+    narrow(half, values, reduce->round_dtype, count);
+    widen(wide, half, reduce->round_dtype, count);
     return wide;
 }
 
+/* ---- the tree -------------------------------------------------------------------------------- */
+
 /* The subtree over inputs [first, first + n), n <= 4. */
-static void sum_group(const struct kernel_mixed *reduce, uint32_t first, uint32_t n, uint64_t at,
+static void sum_group(const struct kernel_reduce *reduce, uint32_t first, uint32_t n, uint64_t at,
                       size_t count, struct room *room, float *to)
 {
     const float *in[4] = {0};
@@ -118,7 +142,7 @@ static void sum_group(const struct kernel_mixed *reduce, uint32_t first, uint32_
 /* The whole tree, into level[0]. Groups of four are complete subtrees (the last may be smaller: it
  * passes up as it is); a binary counter joins neighbours of equal size, and what is left at the end
  * is joined from the right: both are what pairing level by level gives. */
-static void sum_piece(const struct kernel_mixed *reduce, uint64_t at, size_t count,
+static void sum_piece(const struct kernel_reduce *reduce, uint64_t at, size_t count,
                       struct room *room)
 {
     uint32_t groups = (reduce->n + 3) / 4, held = 0;
@@ -141,56 +165,63 @@ static void scale_all(float *restrict values, float scale, size_t count)
         values[i] = values[i] * scale;
 }
 
-static void accumulate_to(float *restrict accumulator, float *restrict values, size_t count)
+/* Of fp32, what is added up is stored at once. */
+static void accumulate(const struct kernel_reduce *reduce, uint64_t at, size_t count,
+                       float *restrict values, float *restrict wide)
 {
+    void *out = reduce->out[0];
+    float *restrict to = wide;
+
+    if (reduce->out_dtype == GW_DTYPE_FP32)
+        to = (float *)out + at;
+    else
+        widen(wide, (const uint16_t *)out + at, reduce->out_dtype, count);
     for (size_t i = 0; i < count; i++) {
-        values[i] = accumulator[i] + values[i];
-        accumulator[i] = values[i];
+        values[i] = to[i] + values[i];
+        to[i] = values[i];
     }
 }
 
-/* Past the caches; single elements up to where `to` is aligned, and at the end. */
-static void stream_floats(float *to, const float *from, size_t count)
+/* Past the caches, but for what is before the first whole vector of `to` and behind the last. */
+static void stream(char *to, const char *from, size_t bytes)
 {
-    size_t i = 0;
+    size_t lead = -(uintptr_t)to % sizeof(vec), i;
 
-    for (; i < count && (uintptr_t)(to + i) % sizeof(vec) != 0; i++)
-        to[i] = from[i];
-    for (; i + VEC_NUMEL <= count; i += VEC_NUMEL)
-        VEC_STREAM(to + i, load(from + i));
-    for (; i < count; i++)
-        to[i] = from[i];
+    if (lead > bytes)
+        lead = bytes;
+    memcpy(to, from, lead);
+    for (i = lead; i + sizeof(vec) <= bytes; i += sizeof(vec))
+        VEC_STREAM((float *)(void *)(to + i), load(from + i));
+    memcpy(to + i, from + i, bytes - i);
 }
 
-static void store(const struct kernel_mixed *reduce, uint64_t at, size_t count, float *values)
+/* Leaves in `values` what was stored, where somebody asks for that. */
+static void store(const struct kernel_reduce *reduce, uint64_t at, size_t count, float *values)
 {
-    for (uint32_t i = 0; i < reduce->outs; i++) {
-        if (reduce->out_type == KERNEL_FP16)
-            narrow_fp16((uint16_t *)reduce->out[i] + at, values, count);
-        else if (reduce->out_type == KERNEL_BF16)
-            narrow_bf16((uint16_t *)reduce->out[i] + at, values, count);
-        else if (reduce->out[i] == reduce->accumulator)
-            continue; /* there already */
-        else if (reduce->past)
-            stream_floats((float *)reduce->out[i] + at, values, count);
-        else
-            memcpy((float *)reduce->out[i] + at, values, count * sizeof(*values));
-    }
-}
-
-/* Squares are those of the values stored. */
-static void round_to_stored(const struct kernel_mixed *reduce, float *values, size_t count)
-{
+    bool whole = reduce->out_dtype == GW_DTYPE_FP32;
+    size_t size = whole ? sizeof(float) : sizeof(uint16_t);
+    const void *from = values;
     uint16_t half[PIECE];
 
-    if (reduce->out_type == KERNEL_FP16) {
-        narrow_fp16(half, values, count);
-        widen_fp16(values, half, count);
-    } else if (reduce->out_type == KERNEL_BF16) {
-        narrow_bf16(half, values, count);
-        widen_bf16(values, half, count);
+    if (!whole) {
+        narrow(half, values, reduce->out_dtype, count);
+        from = half;
+        if (reduce->partials)
+            widen(values, half, reduce->out_dtype, count);
+    }
+    for (uint32_t i = 0; i < reduce->outs; i++) {
+        char *to = (char *)reduce->out[i] + at * size;
+        bool added = reduce->accumulate && reduce->out[i] == reduce->out[0]; /* it is in cache */
+        if (whole && added)
+            continue; /* there already */
+        if (reduce->past && !added)
+            stream(to, from, count * size);
+        else
+            memcpy(to, from, count * size);
     }
 }
+
+/* ---- partials -------------------------------------------------------------------------------- */
 
 static double lanes_sum(double lane[LANES])
 {
@@ -230,10 +261,46 @@ static uint32_t nonfinite_of(const float *restrict values, size_t count)
     return found;
 }
 
+/* By the bits, without the sign: NaNs are the largest, then infinities. */
+static int32_t largest_of(const float *restrict values, size_t count, int32_t largest)
+{
+    for (size_t i = 0; i < count; i++) {
+        int32_t size = (int32_t)(half_bits(values[i]) & 0x7fffffffu);
+        largest = size > largest ? size : largest;
+    }
+    return largest;
+}
+
+struct norm {
+    double lane[LANES];
+    int32_t largest;
+    uint64_t nonfinite;
+};
+
+static void norm_add(struct norm *norm, uint8_t kind, const float *values, size_t count)
+{
+    if (kind == GW_NORM_MAX)
+        norm->largest = largest_of(values, count, norm->largest);
+    else
+        squares_of(values, count, norm->lane);
+    norm->nonfinite += nonfinite_of(values, count);
+}
+
+static struct kernel_partial norm_end(struct norm *norm, uint8_t kind)
+{
+    double of =
+        kind == GW_NORM_MAX ? (double)half_float((uint32_t)norm->largest) : lanes_sum(norm->lane);
+
+    return (struct kernel_partial){of, norm->nonfinite};
+}
+
+/* ---- chunks ---------------------------------------------------------------------------------- */
+
 /* A sum of few fp32 inputs to one place: no pass over a buffer between. `to` may be an input:
- * element i is stored after the elements i are read. Inlined with a constant n. */
-static inline __attribute__((always_inline)) void
-direct_n(float *to, const float *const in[4], uint32_t n, float scale, size_t count, bool past)
+ * element i is stored after the elements i are read. Inlined with constants. */
+static inline __attribute__((always_inline)) void direct_n(float *to, const float *const in[4],
+                                                           uint32_t n, float scale, size_t count,
+                                                           bool accumulated, bool past)
 {
     const vec factor = scale - (vec){0};
 
@@ -246,6 +313,8 @@ direct_n(float *to, const float *const in[4], uint32_t n, float scale, size_t co
         if (n == 4)
             sum = sum + (load(in[2] + i) + load(in[3] + i));
         sum = sum * factor;
+        if (accumulated)
+            sum = load(to + i) + sum;
         if (past)
             VEC_STREAM(to + i, sum);
         else
@@ -257,77 +326,83 @@ static void direct(float *to, const float *const in[4], uint32_t n, float scale,
                    bool past)
 {
     if (n == 1)
-        direct_n(to, in, 1, scale, count, past);
+        direct_n(to, in, 1, scale, count, false, past);
     else if (n == 2)
-        direct_n(to, in, 2, scale, count, past);
+        direct_n(to, in, 2, scale, count, false, past);
     else if (n == 3)
-        direct_n(to, in, 3, scale, count, past);
+        direct_n(to, in, 3, scale, count, false, past);
     else
-        direct_n(to, in, 4, scale, count, past);
+        direct_n(to, in, 4, scale, count, false, past);
+}
+
+static void direct_added(float *to, const float *const in[4], uint32_t n, float scale, size_t count)
+{
+    if (n == 1)
+        direct_n(to, in, 1, scale, count, true, false);
+    else if (n == 2)
+        direct_n(to, in, 2, scale, count, true, false);
+    else if (n == 3)
+        direct_n(to, in, 3, scale, count, true, false);
+    else
+        direct_n(to, in, 4, scale, count, true, false);
 }
 
 /* How many elements from `at` on were done so: whole vectors, to one aligned place. */
-static size_t direct_chunk(const struct kernel_mixed *reduce, uint64_t at, size_t count)
+static size_t direct_chunk(const struct kernel_reduce *reduce, uint64_t at, size_t count)
 {
     size_t whole = count - count % VEC_NUMEL;
-    float *to = reduce->outs == 1 ? (float *)reduce->out[0] + at : NULL;
+    float *to = (float *)reduce->out[0] + at;
+    bool past = reduce->past && !reduce->accumulate;
     const float *in[4] = {0};
 
-    if (reduce->n > 4 || !to || reduce->accumulator || reduce->in_type != KERNEL_FP32 ||
-        reduce->out_type != KERNEL_FP32 || (reduce->past && (uintptr_t)to % sizeof(vec) != 0))
+    if (reduce->n > 4 || reduce->outs > 1 || (past && (uintptr_t)to % sizeof(vec) != 0))
         return 0;
     for (uint32_t i = 0; i < reduce->n; i++) {
         if (!reduce->in[i])
             return 0;
         in[i] = (const float *)reduce->in[i] + at;
     }
-    direct(to, in, reduce->n, reduce->scale, whole, reduce->past);
+    if (reduce->accumulate)
+        direct_added(to, in, reduce->n, reduce->scale, whole);
+    else
+        direct(to, in, reduce->n, reduce->scale, whole, past);
     return whole;
 }
 
 /* Inputs of the piece have all been read when the first output is written, so that outputs may be
  * inputs. */
-static void chunk(const struct kernel_mixed *reduce, uint64_t at, size_t count,
+static void chunk(const struct kernel_reduce *reduce, uint64_t at, size_t count,
                   struct kernel_partial *partial)
 {
-    double lane[LANES] = {0};
-    uint64_t nonfinite = 0;
+    bool fp32 = (reduce->in_dtype | reduce->out_dtype | reduce->round_dtype) == GW_DTYPE_FP32;
+    size_t done = fp32 && !partial ? direct_chunk(reduce, at, count) : 0;
+    struct norm norm = {{0}, 0, 0};
     struct room room;
-    size_t done = partial ? 0 : direct_chunk(reduce, at, count);
 
     for (size_t piece; done < count; done += piece) {
         float *values = room.level[0];
         piece = count - done < PIECE ? count - done : PIECE;
         sum_piece(reduce, at + done, piece, &room);
         scale_all(values, reduce->scale, piece);
-        if (reduce->accumulator)
-            accumulate_to(reduce->accumulator + at + done, values, piece);
+        if (reduce->accumulate)
+            accumulate(reduce, at + done, piece, values, room.wide[0]);
         store(reduce, at + done, piece, values);
-        if (!partial)
-            continue;
-        round_to_stored(reduce, values, piece);
-        squares_of(values, piece, lane);
-        nonfinite += nonfinite_of(values, piece);
+        if (partial)
+            norm_add(&norm, reduce->norm, values, piece);
     }
     if (partial)
-        *partial = (struct kernel_partial){lanes_sum(lane), nonfinite};
+        *partial = norm_end(&norm, reduce->norm);
 }
 
 static void copy_past(void *to, const void *from, size_t bytes)
 {
-    size_t whole = bytes / sizeof(float) * sizeof(float);
-
-    if ((uintptr_t)to % sizeof(float) != 0)
-        whole = 0;
-    stream_floats((float *)to, (const float *)from, whole / sizeof(float));
-    memcpy((char *)to + whole, (const char *)from + whole, bytes - whole);
+    stream(to, from, bytes);
     settle();
 }
 
 const struct kernel_isa ISA_TABLE = {
     .name = ISA_NAME,
     .chunk = chunk,
-    .add = sum_right,
     .copy_past = copy_past,
     .settle = settle,
 };

@@ -12,10 +12,8 @@ struct kernel_isa {
     const char *name;
     /* Elements [at, at + count) of every pointer, count <= KERNEL_CHUNK; partial: NULL or theirs.
      * Stores past the caches have not settled yet. */
-    void (*chunk)(const struct kernel_mixed *reduce, uint64_t at, size_t count,
+    void (*chunk)(const struct kernel_reduce *reduce, uint64_t at, size_t count,
                   struct kernel_partial *partial);
-    /* to = to + from */
-    void (*add)(float *to, const float *from, size_t count);
     /* Past the caches; settled. */
     void (*copy_past)(void *to, const void *from, size_t bytes);
     void (*settle)(void);
@@ -29,7 +27,7 @@ extern const struct kernel_isa kernel_isa_avx2, kernel_isa_avx512;
 /* NULL ends them; the best first. Only those that this processor has. */
 const struct kernel_isa *const *kernel_isas(void);
 
-void kernel_reduce_with(const struct kernel_isa *isa, const struct kernel_mixed *reduce,
+void kernel_reduce_with(const struct kernel_isa *isa, const struct kernel_reduce *reduce,
                         struct kernel_moved *moved);
 
 #endif
