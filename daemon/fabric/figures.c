@@ -77,19 +77,19 @@ void figures_reset(struct fabric_counters *counters)
         }
 }
 
-uint64_t figures_ring_bytes(const struct core_op *op, uint32_t world)
+uint64_t figures_ring_bytes(const struct core_op *op)
 {
     if (op->traffic >= GW_KINDS)
         return 0;
-    return fabric_ring_bytes((enum gw_kind)op->traffic, op->payload_bytes,
-                             op->kind == CORE_OP_GATHER ? world : op->world);
+    return fabric_ring_bytes((enum gw_kind)op->traffic, op->payload_bytes, op->world);
 }
 
 uint64_t figures_ranks(const struct core_op *op)
 {
     uint64_t ranks = 0;
 
-    if (op->kind == CORE_OP_GATHER || op->kind == CORE_OP_LOCAL_ADD || op->kind == CORE_OP_ZERO)
+    if (op->kind == CORE_OP_GATHER || op->kind == CORE_OP_LOCAL_ADD || op->kind == CORE_OP_ZERO ||
+        op->kind == CORE_OP_CAST)
         return 1ull << op->rank;
     for (uint32_t i = 0; i < op->world; i++)
         ranks |= 1ull << op->members[i];

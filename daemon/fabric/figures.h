@@ -29,8 +29,7 @@ void figures_read(const struct fabric_counters *counters, uint32_t rank,
                   struct gw_counters ret_kinds[GW_KINDS]);
 void figures_reset(struct fabric_counters *counters);
 
-/* Of one op; a gather is for one rank, but from all `world` ranks of the job. */
-uint64_t figures_ring_bytes(const struct core_op *op, uint32_t world);
+uint64_t figures_ring_bytes(const struct core_op *op);
 /* Bit per rank that takes part. */
 uint64_t figures_ranks(const struct core_op *op);
 /* How long ring_bytes take on a link of that rate; 0: no link, or nothing sent over it. */

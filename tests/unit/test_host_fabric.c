@@ -64,7 +64,8 @@ static struct device_done launch(struct world *world, struct core_op *op, struct
     struct device_done done;
 
     op->id = ++world->ops;
-    op->members = members;
+    if (!op->members)
+        op->members = members;
     if (op->world == 0)
         op->world = WORLD;
     to->op = op;
@@ -92,8 +93,8 @@ static void assert_counters(struct world *world, uint32_t rank, enum gw_kind kin
 static void reduce_scatter_in_place(void **state)
 {
     struct world *world = start(0);
-    const float *in[WORLD] = {world->memory[0], world->memory[1], world->memory[2]};
-    float *out[WORLD] = {world->memory[0], world->memory[1] + 4, world->memory[2] + 8};
+    const void *in[WORLD] = {world->memory[0], world->memory[1], world->memory[2]};
+    void *out[WORLD] = {world->memory[0], world->memory[1] + 4, world->memory[2] + 8};
 
     (void)state;
     launch(world,
@@ -120,8 +121,8 @@ static void reduce_scatter_in_place(void **state)
 static void a_missing_input_is_zeros_and_not_moved(void **state)
 {
     struct world *world = start(0);
-    const float *in[WORLD] = {world->memory[0], NULL, world->memory[2]};
-    float *out[WORLD] = {world->other[0], world->other[1], world->other[2]};
+    const void *in[WORLD] = {world->memory[0], NULL, world->memory[2]};
+    void *out[WORLD] = {world->other[0], world->other[1], world->other[2]};
 
     (void)state;
     world->other[1][2] = 5;
@@ -141,8 +142,8 @@ static void a_missing_input_is_zeros_and_not_moved(void **state)
 static void all_reduce_in_place_of_a_count_that_does_not_divide(void **state)
 {
     struct world *world = start(0);
-    const float *in[WORLD] = {world->memory[0], world->memory[1], world->memory[2]};
-    float *out[WORLD] = {world->memory[0], world->memory[1], world->memory[2]};
+    const void *in[WORLD] = {world->memory[0], world->memory[1], world->memory[2]};
+    void *out[WORLD] = {world->memory[0], world->memory[1], world->memory[2]};
 
     (void)state;
     launch(world,
@@ -167,8 +168,8 @@ static void all_reduce_in_place_of_a_count_that_does_not_divide(void **state)
 static void gathers_copy_what_is_not_there_yet(void **state)
 {
     struct world *world = start(0);
-    const float *in[WORLD] = {world->other[0], world->memory[1], world->memory[2]};
-    float *out[WORLD] = {world->other[0], world->other[1], world->other[2]};
+    const void *in[WORLD] = {world->other[0], world->memory[1], world->memory[2]};
+    void *out[WORLD] = {world->other[0], world->other[1], world->other[2]};
     struct fabric_segment segments[2] = {{world->other[0] + 20, world->memory[1], 16},
                                          {world->other[0] + 24, world->memory[2], 8}};
 
@@ -190,7 +191,6 @@ static void gathers_copy_what_is_not_there_yet(void **state)
                              .stream = CORE_STREAM_GATHER,
                              .traffic = GW_KIND_ALL_GATHER,
                              .rank = 1,
-                             .world = 1,
                              .payload_bytes = 24},
            &(struct fabric_op){.segments = segments, .segment_count = 2});
     assert_memory_equal(world->other[0] + 20, world->memory[1], 16);
@@ -203,8 +203,8 @@ static void gathers_copy_what_is_not_there_yet(void **state)
 static void broadcast_barrier_add_and_zero(void **state)
 {
     struct world *world = start(0);
-    const float *in[1] = {world->memory[2]};
-    float *out[WORLD] = {world->other[0], world->other[1], world->memory[2]};
+    const void *in[1] = {world->memory[2]};
+    void *out[WORLD] = {world->other[0], world->other[1], world->memory[2]};
 
     (void)state;
     launch(world,
@@ -244,10 +244,19 @@ struct board { /* a multiple of 64 bytes */
     uint8_t bits[64];
 };
 
-static void reduce_bucket(struct world *world, uint32_t bucket, uint8_t measure)
+static struct board *boards_new(void)
 {
-    const float *in[WORLD] = {world->memory[0], world->memory[1], world->memory[2]};
-    float *out[WORLD] = {world->other[0], world->other[1], world->other[2]};
+    struct board *boards = aligned_alloc(64, WORLD * sizeof(struct board));
+
+    assert_non_null(boards);
+    memset(boards, 0, WORLD * sizeof(struct board));
+    return boards;
+}
+
+static void reduce_bucket(struct world *world, uint32_t bucket, uint8_t measure, uint8_t norm)
+{
+    const void *in[WORLD] = {world->memory[0], world->memory[1], world->memory[2]};
+    void *out[WORLD] = {world->other[0], world->other[1], world->other[2]};
 
     launch(world,
            &(struct core_op){.kind = CORE_OP_REDUCE_SCATTER,
@@ -256,12 +265,15 @@ static void reduce_bucket(struct world *world, uint32_t bucket, uint8_t measure)
                              .numel = 4,
                              .bucket = bucket,
                              .partials = 1,
+                             .slices = WORLD,
+                             .norm = norm,
                              .measure = measure,
                              .payload_bytes = 48},
            &(struct fabric_op){.in = in, .out = out});
 }
 
-static void verdict(struct world *world, const uint8_t used[2], double clip, struct board *boards)
+static void verdict(struct world *world, const uint8_t used[2], double clip, uint8_t norm,
+                    struct board *boards)
 {
     static const uint8_t bits[1] = {5};
     struct gw_shm_board *list[WORLD] = {&boards[0].board, NULL, &boards[2].board};
@@ -274,6 +286,7 @@ static void verdict(struct world *world, const uint8_t used[2], double clip, str
                              .traffic = GW_KIND_CONTROL,
                              .wait_ops = &world->ops,
                              .wait_op_count = 1,
+                             .norm = norm,
                              .step = 7,
                              .clip_norm = clip,
                              .digest = 42,
@@ -287,15 +300,14 @@ static void verdict(struct world *world, const uint8_t used[2], double clip, str
 static void the_verdict_has_norm_clip_and_first_bad_bucket(void **state)
 {
     struct world *world = start(0);
-    struct board *boards = aligned_alloc(64, WORLD * sizeof(struct board));
+    struct board *boards = boards_new();
     double squares = 0;
     const struct gw_shm_verdict *got = &boards[2].board.verdict;
 
     (void)state;
-    memset(boards, 0, WORLD * sizeof(struct board));
-    reduce_bucket(world, 0, 0);
-    reduce_bucket(world, 1, 0);
-    verdict(world, (const uint8_t[2]){0, 1}, 10, boards);
+    reduce_bucket(world, 0, 0, GW_NORM_2);
+    reduce_bucket(world, 1, 0, GW_NORM_2);
+    verdict(world, (const uint8_t[2]){0, 1}, 10, GW_NORM_2, boards);
     for (uint32_t i = 0; i < 12; i++)
         squares += (3.0 * i + 300) * (3.0 * i + 300);
     assert_true(got->norm == (double)(float)sqrt(squares));
@@ -310,14 +322,76 @@ static void the_verdict_has_norm_clip_and_first_bad_bucket(void **state)
     assert_counters(world, 2, GW_KIND_CONTROL, 1, 8, 0, 10, sizeof(*got) + 1);
     assert_counters(world, 1, GW_KIND_CONTROL, 1, 8, 0, 10, 0);
     /* The next step starts anew: nothing of this one is left. */
-    verdict(world, (const uint8_t[2]){1, 1}, 0, boards);
+    verdict(world, (const uint8_t[2]){1, 1}, 0, GW_NORM_2, boards);
     assert_true(got->norm == 0 && got->clip_factor == 1);
     world->memory[1][9] = INFINITY;
-    reduce_bucket(world, 1, 0);
-    verdict(world, (const uint8_t[2]){1, 1}, 0, boards);
+    reduce_bucket(world, 1, 0, GW_NORM_2);
+    verdict(world, (const uint8_t[2]){1, 1}, 0, GW_NORM_2, boards);
     assert_int_equal(got->nonfinite, 1);
     assert_int_equal(got->first_bucket, 1);
     assert_true(got->clip_factor == 0 && isinf(got->norm));
+    free(boards);
+    stop(world);
+}
+
+static void the_verdict_of_the_largest_value(void **state)
+{
+    struct world *world = start(0);
+    struct board *boards = boards_new();
+    const struct gw_shm_verdict *got = &boards[2].board.verdict;
+
+    (void)state;
+    world->memory[1][3] = -3000;
+    reduce_bucket(world, 0, 0, GW_NORM_MAX);
+    world->memory[1][3] = 0;
+    reduce_bucket(world, 1, 0, GW_NORM_MAX);
+    verdict(world, (const uint8_t[2]){1, 1}, 1397, GW_NORM_MAX, boards);
+    assert_true(got->norm == 3000.0 - 3 - 203);
+    assert_true(got->clip_factor == (float)(1397 / (2794.0 + 1e-6)));
+    assert_int_equal(got->nonfinite, 0);
+    reduce_bucket(world, 0, 0, GW_NORM_MAX);
+    world->memory[0][0] = NAN;
+    reduce_bucket(world, 1, 0, GW_NORM_MAX);
+    verdict(world, (const uint8_t[2]){1, 1}, 0, GW_NORM_MAX, boards);
+    assert_true(isnan(got->norm) && got->clip_factor == 0);
+    assert_int_equal(got->first_bucket, 1);
+    free(boards);
+    stop(world);
+}
+
+/* Ops over the replicas of some slices each leave theirs: together they are the bucket's norm. */
+static void slices_of_several_ops_make_one_norm(void **state)
+{
+    static const uint32_t pairs[2][2] = {{0, 1}, {1, 2}};
+    struct world *world = start(0);
+    struct board *boards = boards_new();
+    double squares = 0;
+
+    (void)state;
+    for (uint32_t i = 0; i < 2; i++) {
+        const void *in[2] = {world->memory[pairs[i][0]], world->memory[pairs[i][1]]};
+        void *out[2] = {world->memory[pairs[i][0]], world->memory[pairs[i][1]]};
+        struct core_op op = {.kind = CORE_OP_ALL_REDUCE,
+                             .traffic = GW_KIND_ALL_REDUCE,
+                             .world = 2,
+                             .members = pairs[i],
+                             .scale = 1,
+                             .numel = 5,
+                             .partials = 1,
+                             .slice_first = 2 * i,
+                             .slices = 4,
+                             .payload_bytes = 40};
+        for (uint32_t at = 0; at < 10; at++) {
+            float sum = world->memory[pairs[i][0]][at] + world->memory[pairs[i][1]][at];
+            squares += (double)sum * (double)sum;
+        }
+        launch(world, &op, &(struct fabric_op){.in = in, .out = out});
+    }
+    verdict(world, (const uint8_t[2]){1, 0}, 0, GW_NORM_2, boards);
+    assert_true(boards[2].board.verdict.norm == (double)(float)sqrt(squares));
+    /* Both ops of rank 1; others take part in one. Read: two halves of 5; written: 10. */
+    assert_counters(world, 0, GW_KIND_ALL_REDUCE, 1, 40, 0, 40, 40 + 40);
+    assert_counters(world, 1, GW_KIND_ALL_REDUCE, 2, 80, 0, 80, 160);
     free(boards);
     stop(world);
 }
@@ -327,12 +401,156 @@ static void measured_passes_are_not_counted(void **state)
     struct world *world = start(0);
 
     (void)state;
-    reduce_bucket(world, 0, 1);
+    reduce_bucket(world, 0, 1, GW_NORM_2);
     assert_counters(world, 0, GW_KIND_REDUCE_SCATTER, 0, 0, 0, 0, 0);
-    reduce_bucket(world, 0, 0);
+    reduce_bucket(world, 0, 0, GW_NORM_2);
     assert_counters(world, 0, GW_KIND_REDUCE_SCATTER, 1, 48, 0, 32, 48);
     FABRIC->reset(world->fabric);
     assert_counters(world, 0, GW_KIND_REDUCE_SCATTER, 0, 0, 0, 0, 0);
+    stop(world);
+}
+
+/* ---- dtypes ---------------------------------------------------------------------------------- */
+
+/* Small integers: exact in every dtype; 257 is not in bf16. Bits of them there, the long way. */
+static uint16_t bf16(int value)
+{
+    int exponent = ilogb(value);
+
+    return (uint16_t)((value < 0 ? 0x8000 : 0) | (127 + exponent) << 7 |
+                      ((int)ldexp(abs(value), 7 - exponent) & 0x7f));
+}
+
+static void a_reduction_between_dtypes(void **state)
+{
+    struct world *world = start(0);
+    uint16_t halves[WORLD][12], to[WORLD][4];
+    const void *in[WORLD] = {halves[0], halves[1], NULL};
+    void *out[WORLD] = {world->other[0], world->other[1], world->other[2]};
+    void *same[WORLD] = {to[0], halves[1] + 4, to[2]};
+    struct core_op op = {.kind = CORE_OP_REDUCE_SCATTER,
+                         .traffic = GW_KIND_REDUCE_SCATTER,
+                         .in_dtype = GW_DTYPE_BF16,
+                         .scale = 2,
+                         .numel = 4,
+                         .payload_bytes = 24};
+
+    (void)state;
+    for (int i = 0; i < 12; i++)
+        halves[0][i] = bf16(i + 1), halves[1][i] = bf16(-100 - i);
+    launch(world, &op, &(struct fabric_op){.in = in, .out = out});
+    for (uint32_t r = 0; r < WORLD; r++)
+        for (uint32_t i = 0; i < 4; i++)
+            assert_true(world->other[r][i] == 2 * -99.0f);
+    /* read: two slices of 4 halves */
+    assert_counters(world, 2, GW_KIND_REDUCE_SCATTER, 1, 24, 0, 16, 16);
+    op.out_dtype = GW_DTYPE_BF16;
+    op.accumulate = 1;
+    for (uint32_t i = 0; i < 4; i++)
+        to[0][i] = bf16(59);
+    launch(world, &op, &(struct fabric_op){.in = in, .out = same});
+    /* 59 - 198; and where the rank's own slice is the sum's place, it is added to. */
+    assert_int_equal(to[0][3], bf16(-139));
+    assert_int_equal(halves[1][4], bf16(-104 - 198));
+    stop(world);
+}
+
+static void inputs_are_rounded_before_they_are_added(void **state)
+{
+    struct world *world = start(0);
+    const void *in[WORLD] = {world->memory[0], world->memory[1], world->memory[2]};
+    void *out[WORLD] = {world->other[0], world->other[1], world->other[2]};
+
+    (void)state;
+    world->memory[0][0] = 257; /* a tie: 256 is even */
+    world->memory[1][0] = 259; /* 260 is */
+    world->memory[2][0] = 1;
+    launch(world,
+           &(struct core_op){.kind = CORE_OP_ALL_REDUCE,
+                             .traffic = GW_KIND_ALL_REDUCE,
+                             .round_dtype = GW_DTYPE_BF16,
+                             .out_dtype = GW_DTYPE_FP32,
+                             .scale = 1,
+                             .numel = 4,
+                             .payload_bytes = 48},
+           &(struct fabric_op){.in = in, .out = out});
+    for (uint32_t r = 0; r < WORLD; r++)
+        assert_true(world->other[r][0] == 256 + 260 + 1);
+    stop(world);
+}
+
+static void copies_are_of_the_dtypes_bytes(void **state)
+{
+    struct world *world = start(0);
+    uint16_t from[WORLD][4], to[WORLD][12] = {{0}};
+    const void *in[WORLD] = {from[0], from[1], from[2]};
+    void *out[WORLD] = {to[0], to[1], to[2]};
+    struct core_op op = {.kind = CORE_OP_ALL_GATHER,
+                         .traffic = GW_KIND_ALL_GATHER,
+                         .in_dtype = GW_DTYPE_FP16,
+                         .out_dtype = GW_DTYPE_FP16,
+                         .numel = 4,
+                         .payload_bytes = 24};
+
+    (void)state;
+    for (uint32_t i = 0; i < 12; i++)
+        from[i / 4][i % 4] = (uint16_t)(i * 77);
+    launch(world, &op, &(struct fabric_op){.in = in, .out = out});
+    for (uint32_t r = 0; r < WORLD; r++)
+        assert_memory_equal(to[r], from, sizeof(from));
+    assert_counters(world, 1, GW_KIND_ALL_GATHER, 1, 24, 0, 16, 24);
+    op.kind = CORE_OP_BROADCAST;
+    op.traffic = GW_KIND_BROADCAST;
+    op.rank = 1;
+    op.numel = 3;
+    op.payload_bytes = 6;
+    launch(world, &op, &(struct fabric_op){.in = &in[1], .out = out});
+    assert_memory_equal(to[2], from[1], 6);
+    assert_int_equal(to[2][3], from[0][3]);
+    assert_counters(world, 2, GW_KIND_BROADCAST, 1, 6, 0, 6, 6);
+    stop(world);
+}
+
+static void adds_zeroes_and_casts_of_a_rank(void **state)
+{
+    struct world *world = start(0);
+    uint16_t halves[8], rounded[8] = {0};
+    const void *in[1] = {halves};
+    void *sum[1] = {world->memory[0]}, *half[1] = {halves};
+    struct fabric_segment segments[3] = {{rounded, world->memory[1], 6},
+                                         {rounded + 3, world->memory[2], 0},
+                                         {rounded + 4, world->memory[2], 4}};
+    struct core_op op = {.kind = CORE_OP_LOCAL_ADD,
+                         .traffic = GW_KINDS,
+                         .world = 1,
+                         .in_dtype = GW_DTYPE_BF16,
+                         .numel = 8,
+                         .accumulate = 1};
+
+    (void)state;
+    for (int i = 0; i < 8; i++)
+        halves[i] = bf16(3 * i + 1);
+    launch(world, &op, &(struct fabric_op){.in = in, .out = sum});
+    assert_true(world->memory[0][7] == 7 + 22 && world->memory[0][8] == 8);
+    op = (struct core_op){.kind = CORE_OP_ZERO,
+                          .traffic = GW_KINDS,
+                          .world = 1,
+                          .out_dtype = GW_DTYPE_BF16,
+                          .numel = 7};
+    launch(world, &op, &(struct fabric_op){.out = half});
+    assert_true(halves[0] == 0 && halves[6] == 0 && halves[7] == bf16(22));
+    world->memory[1][2] = 259;
+    op = (struct core_op){.kind = CORE_OP_CAST,
+                          .stream = CORE_STREAM_GATHER,
+                          .traffic = GW_KINDS,
+                          .rank = 1,
+                          .out_dtype = GW_DTYPE_BF16};
+    launch(world, &op, &(struct fabric_op){.segments = segments, .segment_count = 3});
+    assert_int_equal(rounded[0], bf16(100));
+    assert_int_equal(rounded[2], bf16(260));
+    assert_int_equal(rounded[3], 0);
+    assert_int_equal(rounded[5], bf16(201));
+    assert_int_equal(rounded[6], 0);
     stop(world);
 }
 
@@ -341,8 +559,8 @@ static void measured_passes_are_not_counted(void **state)
 static void the_pace_holds_an_op_for_its_ring_bytes(void **state)
 {
     struct world *world = start(1600);
-    const float *in[WORLD] = {world->memory[0], world->memory[1], world->memory[2]};
-    float *out[WORLD] = {world->other[0], world->other[1], world->other[2]};
+    const void *in[WORLD] = {world->memory[0], world->memory[1], world->memory[2]};
+    void *out[WORLD] = {world->other[0], world->other[1], world->other[2]};
     struct core_op op = {.kind = CORE_OP_REDUCE_SCATTER,
                          .traffic = GW_KIND_REDUCE_SCATTER,
                          .scale = 1,
@@ -374,8 +592,8 @@ static void ring_bytes_of_each_kind(void **state)
 static void forming_and_orders(void **state)
 {
     struct world *world = start(0);
-    const float *in[WORLD] = {world->memory[0], world->memory[1], world->memory[2]};
-    float *out[WORLD] = {world->other[0], world->other[1], world->other[2]};
+    const void *in[WORLD] = {world->memory[0], world->memory[1], world->memory[2]};
+    void *out[WORLD] = {world->other[0], world->other[1], world->other[2]};
 
     (void)state;
     assert_int_equal(FABRIC->form(world->fabric), 0);
@@ -407,7 +625,13 @@ int main(void)
         cmocka_unit_test(gathers_copy_what_is_not_there_yet),
         cmocka_unit_test(broadcast_barrier_add_and_zero),
         cmocka_unit_test(the_verdict_has_norm_clip_and_first_bad_bucket),
+        cmocka_unit_test(the_verdict_of_the_largest_value),
+        cmocka_unit_test(slices_of_several_ops_make_one_norm),
         cmocka_unit_test(measured_passes_are_not_counted),
+        cmocka_unit_test(a_reduction_between_dtypes),
+        cmocka_unit_test(inputs_are_rounded_before_they_are_added),
+        cmocka_unit_test(copies_are_of_the_dtypes_bytes),
+        cmocka_unit_test(adds_zeroes_and_casts_of_a_rank),
         cmocka_unit_test(the_pace_holds_an_op_for_its_ring_bytes),
         cmocka_unit_test(ring_bytes_of_each_kind),
         cmocka_unit_test(forming_and_orders),

@@ -8,8 +8,6 @@
 
 #include "daemon/fabric/local/local.h"
 
-#define BLOCK_NUMEL (16u * KERNEL_CHUNK)
-#define COPY_BYTES (512u << 10) /* of one copied block */
 #define SHARED_BYTES (1u << 20) /* moved by an op, from which on it is shared */
 
 /* One op on its way through the crew. */
@@ -47,22 +45,33 @@ static bool place_of(const struct bulk *bulk, uint64_t block, struct kernel_redu
 {
     const struct local_op *op = bulk->op;
     uint64_t slice = block / bulk->blocks_of_part;
-    uint64_t at = block % bulk->blocks_of_part * BLOCK_NUMEL, begin = slice * op->op.numel;
+    uint64_t at = block % bulk->blocks_of_part * LOCAL_BLOCK_NUMEL, begin = slice * op->op.numel;
     uint64_t end = begin + op->op.numel < bulk->total ? begin + op->op.numel : bulk->total;
 
     if (begin + at >= end)
         return false;
     reduce->first = begin + at;
-    reduce->count = end - begin - at < BLOCK_NUMEL ? end - begin - at : BLOCK_NUMEL;
-    reduce->n = op->op.world;
-    reduce->scale = op->op.scale;
-    reduce->accumulate = op->op.accumulate;
+    reduce->count = end - begin - at < LOCAL_BLOCK_NUMEL ? end - begin - at : LOCAL_BLOCK_NUMEL;
     reduce->past = bulk->past;
     if (op->partials)
-        reduce->partials =
-            op->partials->at + slice * kernel_chunks(op->partials->numel) + at / KERNEL_CHUNK;
+        reduce->partials = op->partials->at +
+                           (op->op.slice_first + slice) * kernel_chunks(op->partials->numel) +
+                           at / KERNEL_CHUNK;
     *ret_slice = (uint32_t)slice;
     return true;
+}
+
+/* What all blocks of the op have in common. */
+static struct kernel_reduce sum_of(const struct core_op *what)
+{
+    return (struct kernel_reduce){.n = what->world,
+                                  .outs = 1,
+                                  .in_dtype = what->in_dtype,
+                                  .out_dtype = what->out_dtype,
+                                  .round_dtype = what->round_dtype,
+                                  .norm = what->norm,
+                                  .scale = what->scale,
+                                  .accumulate = what->accumulate};
 }
 
 static void add_moved(struct bulk *bulk, uint32_t slice, const struct kernel_moved *moved)
@@ -74,13 +83,16 @@ static void add_moved(struct bulk *bulk, uint32_t slice, const struct kernel_mov
 static void all_reduce_block(void *arg, uint64_t block)
 {
     struct bulk *bulk = arg;
+    const struct local_op *op = bulk->op;
     struct kernel_moved moved = {0, 0};
-    struct kernel_reduce reduce = {
-        .in = bulk->op->in, .out = bulk->op->out, .outs = bulk->op->op.world};
+    struct kernel_reduce reduce = sum_of(&op->op);
     uint32_t slice;
 
     if (!place_of(bulk, block, &reduce, &slice))
         return;
+    reduce.in = op->in;
+    reduce.out = op->out;
+    reduce.outs = op->op.world;
     kernel_reduce(&reduce, &moved);
     add_moved(bulk, slice, &moved);
 }
@@ -90,29 +102,37 @@ static void reduce_scatter_block(void *arg, uint64_t block)
 {
     struct bulk *bulk = arg;
     const struct local_op *op = bulk->op;
-    const float *in[GW_RANKS_MAX];
+    uint64_t slice_bytes = op->op.numel * gw_dtype_bytes(op->op.in_dtype);
+    const void *in[GW_RANKS_MAX];
     struct kernel_moved moved = {0, 0};
-    struct kernel_reduce reduce = {.in = in, .outs = 1};
+    struct kernel_reduce reduce = sum_of(&op->op);
     uint32_t slice;
 
     if (!place_of(bulk, block, &reduce, &slice))
         return;
+    reduce.in = in;
     reduce.out = &op->out[slice];
     reduce.first -= slice * op->op.numel;
     for (uint32_t q = 0; q < op->op.world; q++)
-        in[q] = op->in[q] ? op->in[q] + slice * op->op.numel : NULL;
+        in[q] = op->in[q] ? (const char *)op->in[q] + slice * slice_bytes : NULL;
     kernel_reduce(&reduce, &moved);
     add_moved(bulk, slice, &moved);
+}
+
+static uint64_t blocks_of(uint64_t numel)
+{
+    return (numel + LOCAL_BLOCK_NUMEL - 1) / LOCAL_BLOCK_NUMEL;
 }
 
 void local_reduce_scatter(struct local_op *op)
 {
     const struct core_op *what = &op->op;
-    struct bulk bulk = {.op = op, .total = what->world * what->numel};
+    struct bulk bulk = {
+        .op = op, .total = what->world * what->numel, .blocks_of_part = blocks_of(what->numel)};
 
-    bulk.blocks_of_part = (what->numel + BLOCK_NUMEL - 1) / BLOCK_NUMEL;
     run_blocks(&bulk, reduce_scatter_block, what->world * bulk.blocks_of_part,
-               bulk.total * (what->world + 1u) * sizeof(float));
+               bulk.total * (what->world * gw_dtype_bytes(what->in_dtype) +
+                             gw_dtype_bytes(what->out_dtype)));
     for (uint32_t r = 0; r < what->world; r++)
         local_count(op, what->members[r], moved_of(&bulk.read[r]));
 }
@@ -121,14 +141,45 @@ void local_all_reduce(struct local_op *op)
 {
     const struct core_op *what = &op->op;
     struct bulk bulk = {.op = op,
-                        .total = what->total_numel ? what->total_numel : what->world * what->numel};
+                        .total = what->total_numel ? what->total_numel : what->world * what->numel,
+                        .blocks_of_part = blocks_of(what->numel)};
 
-    bulk.blocks_of_part = (what->numel + BLOCK_NUMEL - 1) / BLOCK_NUMEL;
     run_blocks(&bulk, all_reduce_block, what->world * bulk.blocks_of_part,
-               bulk.total * what->world * 2u * sizeof(float));
+               bulk.total * what->world *
+                   (gw_dtype_bytes(what->in_dtype) + gw_dtype_bytes(what->out_dtype)));
     for (uint32_t r = 0; r < what->world; r++)
         local_count(op, what->members[r],
                     moved_of(&bulk.read[r]) + moved_of(&bulk.written) / what->world);
+}
+
+/* ---- a rank's own memory --------------------------------------------------------------------- */
+
+static void add_block(void *arg, uint64_t block)
+{
+    struct bulk *bulk = arg;
+    const struct local_op *op = bulk->op;
+    struct kernel_moved moved = {0, 0};
+    struct kernel_reduce reduce = {.in = op->in,
+                                   .n = 1,
+                                   .out = op->out,
+                                   .outs = 1,
+                                   .in_dtype = op->op.in_dtype,
+                                   .out_dtype = op->op.out_dtype,
+                                   .scale = 1,
+                                   .accumulate = op->op.accumulate};
+    uint32_t slice;
+
+    if (place_of(bulk, block, &reduce, &slice))
+        kernel_reduce(&reduce, &moved);
+}
+
+void local_add(struct local_op *op)
+{
+    const struct core_op *what = &op->op;
+    struct bulk bulk = {.op = op, .total = what->numel, .blocks_of_part = blocks_of(what->numel)};
+
+    run_blocks(&bulk, add_block, bulk.blocks_of_part,
+               what->numel * (gw_dtype_bytes(what->in_dtype) + gw_dtype_bytes(what->out_dtype)));
 }
 
 /* ---- copies ---------------------------------------------------------------------------------- */
@@ -136,17 +187,17 @@ void local_all_reduce(struct local_op *op)
 /* Piece `index` of a copy. */
 static uint64_t copy_piece(void *to, const void *from, uint64_t bytes, uint64_t index, bool past)
 {
-    uint64_t at = index * COPY_BYTES, rest = at < bytes ? bytes - at : 0;
+    uint64_t at = index * LOCAL_COPY_BYTES, rest = at < bytes ? bytes - at : 0;
 
     if (rest == 0 || to == from)
         return 0;
     return kernel_copy((char *)to + at, (const char *)from + at,
-                       rest < COPY_BYTES ? rest : COPY_BYTES, past);
+                       rest < LOCAL_COPY_BYTES ? rest : LOCAL_COPY_BYTES, past);
 }
 
 static uint64_t pieces_of(uint64_t bytes)
 {
-    return (bytes + COPY_BYTES - 1) / COPY_BYTES;
+    return (bytes + LOCAL_COPY_BYTES - 1) / LOCAL_COPY_BYTES;
 }
 
 /* Input by input, and of each piece of it all outputs: it is read from memory once. */
@@ -155,18 +206,19 @@ static void all_gather_block(void *arg, uint64_t block)
     struct bulk *bulk = arg;
     const struct core_op *what = &bulk->op->op;
     uint64_t q = block / bulk->blocks_of_part, piece = block % bulk->blocks_of_part;
+    uint64_t bytes = what->numel * gw_dtype_bytes(what->in_dtype);
 
     for (uint32_t r = 0; r < what->world; r++)
         atomic_fetch_add_explicit(&bulk->read[r],
-                                  copy_piece(bulk->op->out[r] + q * what->numel, bulk->op->in[q],
-                                             what->numel * sizeof(float), piece, bulk->past),
+                                  copy_piece((char *)bulk->op->out[r] + q * bytes, bulk->op->in[q],
+                                             bytes, piece, bulk->past),
                                   memory_order_relaxed);
 }
 
 void local_all_gather(struct local_op *op)
 {
     const struct core_op *what = &op->op;
-    uint64_t bytes = what->numel * sizeof(float);
+    uint64_t bytes = what->numel * gw_dtype_bytes(what->in_dtype);
     struct bulk bulk = {.op = op, .blocks_of_part = pieces_of(bytes)};
 
     run_blocks(&bulk, all_gather_block, what->world * bulk.blocks_of_part,
@@ -175,28 +227,59 @@ void local_all_gather(struct local_op *op)
         local_count(op, what->members[r], moved_of(&bulk.read[r]));
 }
 
-/* Segments one after the other, each in pieces. Found again for each block: there are few. */
+/* ---- segments: one after the other, each in blocks ------------------------------------------- */
+
+/* The last that begins with the block or before it: empty ones begin where the next does. */
+static const struct local_segment *segment_of(const struct local_op *op, uint64_t block)
+{
+    uint32_t low = 0, high = op->segment_count;
+
+    while (high - low > 1) {
+        uint32_t middle = low + (high - low) / 2;
+        if (op->segments[middle].first_block <= block)
+            low = middle;
+        else
+            high = middle;
+    }
+    return &op->segments[low];
+}
+
 static void gather_block(void *arg, uint64_t block)
 {
     struct bulk *bulk = arg;
-    const struct fabric_segment *segment = bulk->op->segments;
+    const struct local_segment *segment = segment_of(bulk->op, block);
 
-    for (; block >= pieces_of(segment->bytes); segment++)
-        block -= pieces_of(segment->bytes);
-    atomic_fetch_add_explicit(
-        &bulk->written, copy_piece(segment->to, segment->from, segment->bytes, block, bulk->past),
-        memory_order_relaxed);
+    atomic_fetch_add_explicit(&bulk->written,
+                              copy_piece(segment->at.to, segment->at.from, segment->at.bytes,
+                                         block - segment->first_block, bulk->past),
+                              memory_order_relaxed);
 }
 
 void local_gather(struct local_op *op)
 {
     struct bulk bulk = {.op = op};
-    uint64_t blocks = 0, bytes = 0;
 
-    for (uint32_t i = 0; i < op->segment_count; i++) {
-        blocks += pieces_of(op->segments[i].bytes);
-        bytes += 2 * op->segments[i].bytes;
-    }
-    run_blocks(&bulk, gather_block, blocks, bytes);
+    run_blocks(&bulk, gather_block, op->segment_blocks, 2 * op->segment_bytes);
     local_count(op, op->op.rank, moved_of(&bulk.written));
+}
+
+static void cast_block(void *arg, uint64_t block)
+{
+    struct bulk *bulk = arg;
+    uint8_t dtype = bulk->op->op.out_dtype;
+    const struct local_segment *segment = segment_of(bulk->op, block);
+    uint64_t at = (block - segment->first_block) * LOCAL_BLOCK_NUMEL;
+    uint64_t rest = segment->at.bytes / gw_dtype_bytes(dtype) - at;
+
+    kernel_cast((char *)segment->at.to + at * gw_dtype_bytes(dtype), dtype,
+                (const float *)segment->at.from + at,
+                rest < LOCAL_BLOCK_NUMEL ? rest : LOCAL_BLOCK_NUMEL, bulk->past);
+}
+
+void local_cast(struct local_op *op)
+{
+    struct bulk bulk = {.op = op};
+
+    run_blocks(&bulk, cast_block, op->segment_blocks,
+               op->segment_bytes + op->segment_bytes / gw_dtype_bytes(op->op.out_dtype) * 4);
 }

@@ -79,18 +79,15 @@ static int stream_of(struct local_fabric *fabric, const struct core_op *op,
 static bool is_quick(const struct local_op *op)
 {
     const struct core_op *what = &op->op;
-    uint64_t bytes = what->numel * sizeof(float);
+    uint64_t bytes = what->numel * gw_dtype_bytes(what->in_dtype);
 
     if (what->kind == CORE_OP_REDUCE_SCATTER || what->kind == CORE_OP_ALL_GATHER ||
         what->kind == CORE_OP_ALL_REDUCE)
         return bytes <= LOCAL_QUICK_BYTES / what->world && what->world <= LOCAL_QUICK_RANKS;
     if (what->kind == CORE_OP_BROADCAST)
         return bytes <= LOCAL_QUICK_BYTES && what->world <= LOCAL_QUICK_RANKS;
-    if (what->kind == CORE_OP_GATHER) {
-        for (uint32_t i = 0; i < op->segment_count; i++)
-            bytes += op->segments[i].bytes;
-        return bytes <= LOCAL_QUICK_BYTES;
-    }
+    if (what->kind == CORE_OP_GATHER)
+        return op->segment_bytes <= LOCAL_QUICK_BYTES;
     return what->kind == CORE_OP_BARRIER;
 }
 
@@ -161,13 +158,10 @@ static int local_group(struct fabric *fabric, const uint32_t *members, uint32_t 
 }
 
 /* Partials are made by their first reduction. */
-static int local_sealed(struct fabric *fabric, const uint64_t *slice_numel, uint32_t buckets,
-                        uint32_t params)
+static int local_sealed(struct fabric *fabric, const struct gw_layout_page *page)
 {
     (void)fabric;
-    (void)slice_numel;
-    (void)buckets;
-    (void)params;
+    (void)page;
     return 0;
 }
 

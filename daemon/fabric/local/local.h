@@ -13,9 +13,10 @@
 #define LOCAL_QUICK_BYTES (64u << 10) /* of a rank's larger buffer; a gather's */
 #define LOCAL_QUICK_RANKS 16u
 
-/* Squares and non-finite counts of one bucket in one step: slices x chunks, slice by slice. Held by
- * the fabric until the step's verdict takes it over, and by each op that writes it, so that a
- * verdict that fails early frees nothing under a reduction. References: loop thread only. */
+/* Norms and non-finite counts of one bucket in one step: slices x chunks, slice by slice; several
+ * ops may leave slices each. Held by the fabric until the step's verdict takes it over, and by each
+ * op that writes it, so that a verdict that fails early frees nothing under a reduction. References:
+ * loop thread only. */
 struct local_partials {
     uint32_t references;
     uint64_t numel; /* of a slice */
@@ -23,15 +24,25 @@ struct local_partials {
     struct kernel_partial at[];
 };
 
+#define LOCAL_COPY_BYTES (512u << 10) /* of one copied block */
+#define LOCAL_BLOCK_NUMEL (16u * KERNEL_CHUNK)
+
+/* Blocks are numbered over all segments of an op. */
+struct local_segment {
+    struct fabric_segment at;
+    uint64_t first_block;
+};
+
 /* An op on its way through a stream; one allocation, arrays behind it. */
 struct local_op {
     struct local_fabric *fabric;
     struct core_op op; /* its arrays: copies, or NULL where the fabric has no use for them */
-    const float **in;
-    float **out;
-    struct fabric_segment *segments;
+    const void **in;
+    void **out;
+    struct local_segment *segments;
     uint32_t segment_count;
-    struct local_partials *partials; /* of op.bucket; NULL: not asked for */
+    uint64_t segment_blocks, segment_bytes; /* of all */
+    struct local_partials *partials;        /* of op.bucket; NULL: not asked for */
     struct gw_shm_board **boards;
     struct local_partials **verdict; /* by bucket; NULL entries: no gradient this step */
     uint32_t buckets, params;
@@ -60,6 +71,8 @@ void local_reduce_scatter(struct local_op *op);
 void local_all_reduce(struct local_op *op);
 void local_all_gather(struct local_op *op);
 void local_gather(struct local_op *op);
+void local_cast(struct local_op *op);
+void local_add(struct local_op *op);
 
 /* op.c: loop thread. */
 int local_op_new(struct local_fabric *fabric, const struct fabric_op *from,

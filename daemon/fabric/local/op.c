@@ -14,15 +14,20 @@ struct carver {
     size_t used;
 };
 
-static void *carve(struct carver *carver, const void *from, size_t bytes)
+static void *carve_room(struct carver *carver, size_t bytes)
 {
     size_t at = carver->used;
-    char *part;
 
     carver->used = (at + bytes + 15) & ~(size_t)15;
-    if (!carver->block || !from)
+    return carver->block ? carver->block + at : NULL;
+}
+
+static void *carve(struct carver *carver, const void *from, size_t bytes)
+{
+    char *part = carve_room(carver, bytes);
+
+    if (!part || !from)
         return NULL;
-    part = carver->block + at;
     return bytes ? memcpy(part, from, bytes) : part;
 }
 
@@ -38,12 +43,27 @@ static void carve_all(struct carver *carver, const struct fabric_op *from, struc
     op->op.members = carve(carver, what->members, what->world * sizeof(*what->members));
     op->in = carve(carver, from->in, ins * sizeof(*from->in));
     op->out = carve(carver, from->out, outs * sizeof(*from->out));
-    op->segments = carve(carver, from->segments, from->segment_count * sizeof(*from->segments));
+    op->segments = carve_room(carver, from->segment_count * sizeof(*op->segments));
     if (!verdict)
         return;
     op->op.used_bits = carve(carver, what->used_bits, (from->params + 7) / 8);
     op->boards = carve(carver, from->boards, what->world * sizeof(*from->boards));
     op->op.used_buckets = NULL;
+}
+
+/* Blocks of a copy are bytes; those of a cast whole chunks of elements. */
+static void fill_segments(struct local_op *op, const struct fabric_op *from)
+{
+    uint64_t block = op->op.kind == CORE_OP_CAST
+                         ? LOCAL_BLOCK_NUMEL * gw_dtype_bytes(op->op.out_dtype)
+                         : LOCAL_COPY_BYTES;
+
+    op->segment_count = from->segment_count;
+    for (uint32_t i = 0; i < from->segment_count; i++) {
+        op->segments[i] = (struct local_segment){from->segments[i], op->segment_blocks};
+        op->segment_blocks += (from->segments[i].bytes + block - 1) / block;
+        op->segment_bytes += from->segments[i].bytes;
+    }
 }
 
 struct local_partials *local_partials_unref(struct local_partials *partials)
@@ -68,14 +88,16 @@ static int partials_room(struct local_fabric *fabric, uint32_t buckets)
     return 0;
 }
 
-/* The bucket's partials of this step: made by its first reduction, overwritten by later ones (the
- * last has the final values). */
+/* The bucket's partials of this step: made by its first reduction that leaves some, overwritten by
+ * later ones of the same slices (the last has the final values). */
 static int partials_get(struct local_fabric *fabric, const struct core_op *what,
                         struct local_partials **ret_partials)
 {
-    uint64_t chunks = kernel_chunks(what->numel) * what->world;
+    uint64_t chunks = kernel_chunks(what->numel) * what->slices;
     struct local_partials *partials;
 
+    if (what->slice_first > what->slices || what->world > what->slices - what->slice_first)
+        return GW_E_INTERNAL;
     if (partials_room(fabric, what->bucket + 1) < 0)
         return GW_E_NOMEM;
     partials = fabric->partials[what->bucket];
@@ -85,9 +107,9 @@ static int partials_get(struct local_fabric *fabric, const struct core_op *what,
             return GW_E_NOMEM;
         partials->references = 1;
         partials->numel = what->numel;
-        partials->slices = what->world;
+        partials->slices = what->slices;
         fabric->partials[what->bucket] = partials;
-    } else if (partials->numel != what->numel || partials->slices != what->world) {
+    } else if (partials->numel != what->numel || partials->slices != what->slices) {
         return GW_E_INTERNAL;
     }
     partials->references++;
@@ -129,12 +151,12 @@ int local_op_new(struct local_fabric *fabric, const struct fabric_op *from,
     op->op = *from->op;
     carve_all(&carver, from, op);
     op->fabric = fabric;
-    op->segment_count = from->segment_count;
+    fill_segments(op, from);
     op->op.in = op->op.out = NULL;
     op->op.waits = NULL;
     op->op.wait_ops = NULL;
     op->op.signals = NULL;
-    op->ring_bytes = figures_ring_bytes(from->op, fabric->config.world);
+    op->ring_bytes = figures_ring_bytes(from->op);
     op->hold_ns = figures_hold_ns(from, op->ring_bytes, fabric->config.link_bytes_per_s);
     if (op->op.partials && op->op.numel > 0)
         r = partials_get(fabric, from->op, &op->partials);

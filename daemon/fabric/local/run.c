@@ -21,7 +21,8 @@ static void run_broadcast(struct local_op *op)
     for (uint32_t r = 0; r < what->world; r++) {
         uint64_t moved = 0;
         if (what->members[r] != what->rank)
-            moved = kernel_copy(op->out[r], op->in[0], what->numel * sizeof(float), false);
+            moved = kernel_copy(op->out[r], op->in[0], what->numel * gw_dtype_bytes(what->in_dtype),
+                                false);
         local_count(op, what->members[r], moved);
     }
 }
@@ -34,28 +35,43 @@ static void run_barrier(struct local_op *op)
 
 /* ---- verdict --------------------------------------------------------------------------------- */
 
-/* In (bucket, slice, chunk) order, which no overlap or placement changes. */
-static void add_up(const struct local_op *op, double *ret_squares, bool *ret_nonfinite,
-                   uint32_t *ret_first_bucket)
+/* Of numbers that are not negative, and of NaNs, which win. */
+static double larger(double a, double b)
 {
-    double squares = 0;
-    bool nonfinite = false;
-    uint32_t first_bucket = UINT32_MAX;
+    uint64_t a_bits, b_bits;
+
+    memcpy(&a_bits, &a, sizeof(a));
+    memcpy(&b_bits, &b, sizeof(b));
+    return a_bits > b_bits ? a : b;
+}
+
+struct summary {
+    double norm;
+    bool nonfinite;
+    uint32_t first_bucket;
+};
+
+/* In (bucket, slice, chunk) order, which no overlap or placement changes. */
+static struct summary add_up(const struct local_op *op)
+{
+    struct summary sum = {0, false, UINT32_MAX};
+    bool max = op->op.norm == GW_NORM_MAX;
 
     for (uint32_t b = 0; b < op->buckets; b++) {
         const struct local_partials *partials = op->verdict[b];
         uint64_t chunks = partials ? partials->slices * kernel_chunks(partials->numel) : 0;
         for (uint64_t i = 0; i < chunks; i++) {
-            squares = squares + partials->at[i].squares;
-            if (partials->at[i].nonfinite && !nonfinite) {
-                nonfinite = true;
-                first_bucket = b;
+            double norm = partials->at[i].norm;
+            sum.norm = max ? larger(sum.norm, norm) : sum.norm + norm;
+            if (partials->at[i].nonfinite && !sum.nonfinite) {
+                sum.nonfinite = true;
+                sum.first_bucket = b;
             }
         }
     }
-    *ret_squares = squares;
-    *ret_nonfinite = nonfinite;
-    *ret_first_bucket = first_bucket;
+    if (!max)
+        sum.norm = sqrt(sum.norm);
+    return sum;
 }
 
 /* A reader may look at any time: field by field, relaxed; the step slot's value publishes. */
@@ -78,19 +94,17 @@ static void run_verdict(struct local_op *op)
 {
     const struct core_op *what = &op->op;
     struct gw_shm_verdict verdict __attribute__((aligned(8)));
-    double squares, clip = 1;
-    bool nonfinite;
-    uint32_t first_bucket;
+    const struct summary sum = add_up(op);
+    double clip = 1;
 
-    add_up(op, &squares, &nonfinite, &first_bucket);
     memset(&verdict, 0, sizeof(verdict));
     verdict.step = what->step;
-    verdict.norm = (double)(float)sqrt(squares);
+    verdict.norm = (double)(float)sum.norm;
     if (what->clip_norm > 0)
         clip = what->clip_norm / (verdict.norm + 1e-6);
-    verdict.clip_factor = nonfinite ? 0.0f : clip < 1 ? (float)clip : 1.0f;
-    verdict.nonfinite = nonfinite;
-    verdict.first_bucket = first_bucket;
+    verdict.clip_factor = sum.nonfinite ? 0.0f : clip < 1 ? (float)clip : 1.0f;
+    verdict.nonfinite = sum.nonfinite;
+    verdict.first_bucket = sum.first_bucket;
     verdict.used_params = what->used_params;
     verdict.digest = what->digest;
     for (uint32_t r = 0; r < what->world; r++) {
@@ -126,10 +140,13 @@ void local_run(void *arg, void *native)
         run_barrier(op);
         break;
     case CORE_OP_LOCAL_ADD:
-        kernel_add(op->out[0], op->in[0], op->op.numel, op->op.accumulate);
+        local_add(op);
         break;
     case CORE_OP_ZERO:
-        kernel_add(op->out[0], NULL, op->op.numel, false);
+        memset(op->out[0], 0, op->op.numel * gw_dtype_bytes(op->op.out_dtype));
+        break;
+    case CORE_OP_CAST:
+        local_cast(op);
         break;
     case CORE_OP_VERDICT:
         run_verdict(op);

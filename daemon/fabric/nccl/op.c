@@ -172,7 +172,7 @@ int nccl_op_new(struct nccl_fabric *fabric, const struct fabric_op *from, struct
     op->op.signals = NULL;
     /* A gather that only has what is in place already takes its link's time all the same, as on
      * every fabric. */
-    op->ring_bytes = figures_ring_bytes(from->op, fabric->config.world);
+    op->ring_bytes = figures_ring_bytes(from->op);
     op->hold_ns = figures_hold_ns(from, op->ring_bytes, fabric->config.link_bytes_per_s);
     op->segment_count = parts_coalesce(op->segments, from->segment_count);
     r = prepare(op, from);
