@@ -11,7 +11,8 @@
 struct arena {
     uint64_t key; /* kind, then index: the list is sorted by it */
     struct device_memory *memory;
-    char name[GW_LABEL_MAX + 1]; /* of a shard array */
+    char name[GW_LABEL_MAX + 1]; /* of a shard array, and its dtype */
+    uint32_t dtype;
 };
 
 struct arena_list {
@@ -148,7 +149,7 @@ static const char *kind_name(enum gw_arena_kind kind)
 {
     static const char *const names[GW_ARENA_KINDS] = {
         "none",     "params", "grads",   "acc",           "ring",   "shard-grads", "pool",
-        "overflow", "array",  "staging", "shared-params", "buffer", "verdict",
+        "overflow", "array",  "staging", "shared-params", "buffer", "verdict",     "master",
     };
     return names[kind];
 }
@@ -286,9 +287,10 @@ int arenas_buffer_import(struct arenas *arenas, uint32_t rank, const struct devi
     return 0;
 }
 
-int arenas_array(struct arenas *arenas, uint32_t rank, const char *name, uint64_t bytes,
-                 uint32_t *ret_index)
+int arenas_array(struct arenas *arenas, uint32_t rank, const char *name, uint64_t numel,
+                 uint32_t dtype, uint32_t *ret_index)
 {
+    uint64_t bytes = numel * gw_dtype_bytes(dtype);
     struct arena *arena;
     uint32_t index = 0;
     int r;
@@ -296,7 +298,7 @@ int arenas_array(struct arenas *arenas, uint32_t rank, const char *name, uint64_
     for (; (arena = lookup(arenas, GW_ARENA_ARRAY, (int)rank, index)) != NULL; index++) {
         if (strcmp(arena->name, name) != 0)
             continue;
-        if (arena->memory->bytes != bytes)
+        if (arena->dtype != dtype || arena->memory->bytes != bytes)
             return GW_E_MISMATCH;
         *ret_index = index;
         return 0;
@@ -307,6 +309,7 @@ int arenas_array(struct arenas *arenas, uint32_t rank, const char *name, uint64_
     if (r < 0)
         return r;
     snprintf(arena->name, sizeof(arena->name), "%s", name);
+    arena->dtype = dtype;
     *ret_index = index;
     return 0;
 }

@@ -55,9 +55,9 @@ int arenas_buffer_new(struct arenas *arenas, uint32_t rank, uint64_t bytes, uint
 int arenas_buffer_import(struct arenas *arenas, uint32_t rank, const struct device_import *import,
                          uint32_t *ret_id, char text[GW_TEXT_MAX + 1]);
 /* Shard arrays: by name; the same again for a name that exists. GW_E_LIMIT, GW_E_NOMEM;
- * GW_E_MISMATCH: it exists with another size. */
-int arenas_array(struct arenas *arenas, uint32_t rank, const char *name, uint64_t bytes,
-                 uint32_t *ret_index);
+ * GW_E_MISMATCH: it exists with another dtype or size. */
+int arenas_array(struct arenas *arenas, uint32_t rank, const char *name, uint64_t numel,
+                 uint32_t dtype, uint32_t *ret_index);
 
 /* Pages count against the limit like arenas. */
 enum arenas_page {

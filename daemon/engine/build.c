@@ -179,28 +179,11 @@ static void drop_all(struct job *job)
 /* A ring's overflow slots come in the middle of a step: some lie ready. */
 static void reserve_overflow(struct job *job)
 {
-    uint64_t bytes = layout_page(core_layout(job->core))->max_bucket_numel * sizeof(float);
-
-    for (uint32_t rank = 0; rank < job->config.world; rank++)
-        if (core_arena_bytes(job->core, GW_ARENA_RING, (int)rank) > 0)
+    for (uint32_t rank = 0; rank < job->config.world; rank++) {
+        uint64_t bytes = core_arena_bytes(job->core, GW_ARENA_OVERFLOW, (int)rank);
+        if (bytes > 0)
             arenas_reserve(job->arenas, rank, bytes, OVERFLOW_RESERVE);
-}
-
-/* What steps need of the fabric: by the layout. */
-static int build_fabric(struct job *job)
-{
-    const struct layout *layout = core_layout(job->core);
-    const struct gw_layout_page *page = layout_page(layout);
-    uint64_t *slice_numel = calloc(page->buckets ? page->buckets : 1, sizeof(*slice_numel));
-    int r;
-
-    if (!slice_numel)
-        return GW_E_NOMEM;
-    for (uint32_t b = 0; b < page->buckets; b++)
-        slice_numel[b] = layout_buckets(layout)[b].padded_numel / job->config.world;
-    r = job->config.fabric_ops->sealed(job->fabric, slice_numel, page->buckets, page->params);
-    free(slice_numel);
-    return r;
+    }
 }
 
 int build_all(struct job *job, char text[GW_TEXT_MAX + 1])
@@ -216,7 +199,7 @@ int build_all(struct job *job, char text[GW_TEXT_MAX + 1])
     for (uint32_t rank = 0; r == 0 && rank < job->config.world; rank++)
         r = job->config.kind == GW_DEVICE_HOST ? 0 : build_waits(job, rank);
     if (r == 0)
-        r = build_fabric(job);
+        r = job->config.fabric_ops->sealed(job->fabric, layout_page(core_layout(job->core)));
     if (r < 0) {
         if (text[0] == 0)
             request_memory_text(job, GW_PAGE_BYTES, r, text, GW_TEXT_MAX + 1);

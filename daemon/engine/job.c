@@ -267,7 +267,7 @@ static int effect_build(struct job *job, uint64_t now_ns)
 
 static int effect_overflow(struct job *job, uint64_t now_ns, const struct core_effect *effect)
 {
-    uint64_t bytes = layout_page(core_layout(job->core))->max_bucket_numel * sizeof(float);
+    uint64_t bytes = core_arena_bytes(job->core, GW_ARENA_OVERFLOW, (int)effect->rank);
     bool kept;
     int code =
         arenas_make(job->arenas, GW_ARENA_OVERFLOW, (int)effect->rank, effect->index, bytes, &kept);

@@ -41,8 +41,8 @@ struct job {
 
     /* launch.c: scratch of one launch */
     struct scratch {
-        const float **in;
-        float **out;
+        const void **in;
+        void **out;
         struct fabric_segment *segments;
         struct device_wait *waits;
         struct device_signal *signals;

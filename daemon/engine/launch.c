@@ -184,96 +184,145 @@ int launch_signal(struct job *job, const struct core_signal *signal, uint64_t af
 /* ---- memory ---------------------------------------------------------------------------------- */
 
 static int resolve(const struct job *job, const struct core_op *op, const struct core_ref *ref,
-                   uint64_t numel, void **ret_pointer)
+                   uint64_t bytes, void **ret_pointer)
 {
-    if (ref->kind == GW_ARENA_NONE || numel == 0) {
+    if (ref->kind == GW_ARENA_NONE || bytes == 0) {
         *ret_pointer = NULL;
         return 0;
     }
-    *ret_pointer = arenas_at(job->arenas, ref, numel * sizeof(float));
+    *ret_pointer = arenas_at(job->arenas, ref, bytes);
     if (*ret_pointer)
         return 0;
     log_line("internal: op %llu (kind %u) refers to arena kind %u, rank %d, index %u, offset %llu, "
-             "%llu elements, which does not exist",
+             "%llu bytes, which does not exist",
              (unsigned long long)op->id, op->kind, ref->kind, ref->rank, ref->index,
-             (unsigned long long)ref->offset_bytes, (unsigned long long)numel);
+             (unsigned long long)ref->offset_bytes, (unsigned long long)bytes);
     return GW_E_INTERNAL;
 }
 
-/* Elements of one input and one output of each kind of op. */
+/* What must be there. */
+static int resolve_some(const struct job *job, const struct core_op *op, const char *what,
+                        const struct core_ref *ref, uint64_t bytes, void **ret_pointer)
+{
+    int r = resolve(job, op, ref, bytes, ret_pointer);
+
+    if (r < 0 || *ret_pointer || bytes == 0)
+        return r;
+    log_line("internal: op %llu (kind %u) lacks %s", (unsigned long long)op->id, op->kind, what);
+    return GW_E_INTERNAL;
+}
+
+/* Bytes of one input and one output of each kind of op. */
 static void extents(const struct core_op *op, uint64_t *ret_in, uint64_t *ret_out)
 {
     uint64_t whole = op->total_numel ? op->total_numel : op->numel * op->world;
+    uint64_t in = op->numel, out = op->numel;
 
-    *ret_in = *ret_out = op->numel;
     if (op->kind == CORE_OP_REDUCE_SCATTER || op->kind == CORE_OP_ALL_REDUCE)
-        *ret_in = whole;
+        in = whole;
     if (op->kind == CORE_OP_ALL_GATHER || op->kind == CORE_OP_ALL_REDUCE)
-        *ret_out = whole;
+        out = whole;
+    *ret_in = in * gw_dtype_bytes(op->in_dtype);
+    *ret_out = out * gw_dtype_bytes(op->out_dtype);
 }
 
-static int resolve_all(struct job *job, const struct core_op *op, uint32_t ins, uint32_t outs)
+static int resolve_all(struct job *job, const struct core_op *op, uint32_t ins, uint32_t outs,
+                       struct fabric_op *to)
 {
-    uint64_t in_numel, out_numel;
-    void *pointer;
-    int r;
+    struct scratch *scratch = &job->scratch;
+    uint64_t in_bytes, out_bytes;
+    void *pointer = NULL;
+    int r = 0;
 
-    extents(op, &in_numel, &out_numel);
-    for (uint32_t i = 0; i < ins; i++) {
-        r = resolve(job, op, &op->in[i], in_numel, &pointer);
-        if (r < 0)
-            return r;
-        job->scratch.in[i] = pointer;
+    extents(op, &in_bytes, &out_bytes);
+    for (uint32_t i = 0; r == 0 && i < ins; i++) {
+        r = resolve(job, op, &op->in[i], in_bytes, &pointer);
+        scratch->in[i] = pointer;
     }
-    for (uint32_t i = 0; i < outs; i++) {
-        r = resolve(job, op, &op->out[i], out_numel, &pointer);
-        if (r == 0 && !pointer && out_numel > 0) {
-            log_line("internal: op %llu (kind %u) has no output %u", (unsigned long long)op->id,
-                     op->kind, i);
-            r = GW_E_INTERNAL;
-        }
-        if (r < 0)
-            return r;
-        job->scratch.out[i] = pointer;
-    }
+    for (uint32_t i = 0; r == 0 && i < outs; i++)
+        r = resolve_some(job, op, "an output", &op->out[i], out_bytes, &scratch->out[i]);
+    to->in = scratch->in;
+    to->out = scratch->out;
+    return r;
+}
+
+static int segments_room(struct job *job, uint32_t count, struct fabric_op *to)
+{
+    struct scratch *scratch = &job->scratch;
+    struct fabric_segment *segments =
+        room(scratch->segments, &scratch->segments_room, count, sizeof(*segments));
+
+    if (!segments)
+        return count ? GW_E_NOMEM : 0;
+    to->segments = scratch->segments = segments;
     return 0;
 }
 
-/* Slices of all owners, bucket by bucket, to one place where they lie as in the flat order. */
+static void segment_add(struct job *job, struct fabric_op *to, void *at, const void *from,
+                        uint64_t bytes)
+{
+    job->scratch.segments[to->segment_count++] = (struct fabric_segment){at, from, bytes};
+}
+
+/* Slices of all owners to their places in the bucket. */
+static int resolve_gathered(struct job *job, const struct core_op *op, uint32_t b,
+                            struct fabric_op *to)
+{
+    const struct gw_layout_bucket *bucket = &layout_buckets(core_layout(job->core))[b];
+    uint64_t whole = bucket->padded_numel * gw_dtype_bytes(bucket->dtype);
+    uint64_t slice = whole / op->world;
+    struct core_ref place = op->out[0];
+    void *base, *from;
+    int r;
+
+    place.offset_bytes +=
+        core_gathered(job->core, b, op->rank) - core_gathered(job->core, op->bucket, op->rank);
+    r = resolve_some(job, op, "a place", &place, whole, &base);
+    for (uint32_t q = 0; r == 0 && q < op->world; q++) {
+        struct core_ref ref = core_param_slice(job->core, b, op->members[q]);
+        if (op->in_place_skip && op->members[q] == op->rank)
+            continue;
+        r = resolve_some(job, op, "a slice", &ref, slice, &from);
+        segment_add(job, to, (char *)base + q * slice, from, slice);
+    }
+    return r;
+}
+
 static int resolve_gather(struct job *job, const struct core_op *op, struct fabric_op *to)
 {
-    const struct gw_layout_bucket *buckets = layout_buckets(core_layout(job->core));
-    uint32_t world = job->config.world;
-    struct scratch *scratch = &job->scratch;
-    struct fabric_segment *segments;
-    uint64_t whole = 0;
-    void *base;
     int r;
 
     if (op->out[0].kind == GW_ARENA_NONE)
         return 0; /* mapped: the shards are what the client reads */
-    segments = room(scratch->segments, &scratch->segments_room, op->bucket_count * world,
-                    sizeof(*segments));
-    if (!segments)
-        return GW_E_NOMEM;
-    scratch->segments = segments;
-    for (uint32_t b = op->bucket; b < op->bucket + op->bucket_count; b++)
-        whole += buckets[b].padded_numel;
-    r = resolve(job, op, &op->out[0], whole, &base);
-    for (uint32_t b = op->bucket; r == 0 && b < op->bucket + op->bucket_count; b++) {
-        uint64_t slice = buckets[b].padded_numel / world;
-        uint64_t at = buckets[b].offset - buckets[op->bucket].offset;
-        for (uint32_t q = 0; r == 0 && q < world; q++) {
-            struct core_ref ref = core_param_slice(job->core, b, q);
-            void *from;
-            if (op->in_place_skip && q == op->rank)
-                continue;
-            r = resolve(job, op, &ref, slice, &from);
-            segments[to->segment_count++] = (struct fabric_segment){(float *)base + at + q * slice,
-                                                                    from, slice * sizeof(float)};
-        }
+    r = segments_room(job, op->bucket_count * op->world, to);
+    for (uint32_t b = op->bucket; r == 0 && b < op->bucket + op->bucket_count; b++)
+        r = resolve_gathered(job, op, b, to);
+    return r;
+}
+
+/* Of each of the rank's buckets of the dtype, its own span. */
+static int resolve_cast(struct job *job, const struct core_op *op, struct fabric_op *to)
+{
+    const struct layout *layout = core_layout(job->core);
+    uint32_t buckets = layout_page(layout)->buckets;
+    int r;
+
+    r = segments_room(job, buckets, to);
+    for (uint32_t b = 0; r == 0 && b < buckets; b++) {
+        struct core_ref shard = core_param_slice(job->core, b, op->rank);
+        struct core_ref master = core_master_slice(job->core, b, op->rank);
+        uint64_t offset, numel, valid, bytes;
+        void *at, *from;
+        if (layout_buckets(layout)[b].dtype != op->out_dtype || shard.kind == GW_ARENA_NONE)
+            continue;
+        layout_slice(layout, b, 0, &offset, &numel, &valid);
+        bytes = numel * gw_dtype_bytes(op->out_dtype);
+        r = resolve_some(job, op, "a shard", &shard, bytes, &at);
+        if (r == 0)
+            r = resolve_some(job, op, "a master", &master, numel * sizeof(float), &from);
+        if (r == 0)
+            segment_add(job, to, at, from, bytes);
     }
-    to->segments = segments;
     return r;
 }
 
@@ -301,15 +350,17 @@ static int resolve_memory(struct job *job, const struct core_op *op, struct fabr
     case CORE_OP_REDUCE_SCATTER:
     case CORE_OP_ALL_REDUCE:
     case CORE_OP_ALL_GATHER:
-        return resolve_all(job, op, op->world, op->world);
+        return resolve_all(job, op, op->world, op->world, to);
     case CORE_OP_BROADCAST:
-        return resolve_all(job, op, 1, op->world);
+        return resolve_all(job, op, 1, op->world, to);
     case CORE_OP_LOCAL_ADD:
-        return resolve_all(job, op, 1, 1);
+        return resolve_all(job, op, 1, 1, to);
     case CORE_OP_ZERO:
-        return resolve_all(job, op, 0, 1);
+        return resolve_all(job, op, 0, 1, to);
     case CORE_OP_GATHER:
         return resolve_gather(job, op, to);
+    case CORE_OP_CAST:
+        return resolve_cast(job, op, to);
     case CORE_OP_VERDICT:
         resolve_verdict(job, op, to);
         return 0;
@@ -329,13 +380,8 @@ int launch_op(struct job *job, const struct core_op *op)
         r = resolve_waits(job, op, &to);
     if (r == 0)
         r = resolve_signals(job, op, &to);
-    if (r < 0)
-        return r;
-    if (op->kind != CORE_OP_GATHER && op->kind != CORE_OP_BARRIER && op->kind != CORE_OP_VERDICT) {
-        to.in = job->scratch.in;
-        to.out = job->scratch.out;
-    }
-    r = job->config.fabric_ops->launch(job->fabric, &to);
+    if (r == 0)
+        r = job->config.fabric_ops->launch(job->fabric, &to);
     for (uint32_t i = 0; r == 0 && i < op->signal_count; i++)
         tell_place(job, &op->signals[i]);
     return r;

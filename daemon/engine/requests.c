@@ -5,8 +5,11 @@
  * thread.
  */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
+#include "daemon/base/text.h"
+#include "daemon/device/host/kernels.h"
 #include "daemon/engine/job_internal.h"
 
 void request_memory_text(const struct job *job, uint64_t bytes, int code, char *text,
@@ -137,28 +140,42 @@ static int buffer_import(struct job *job, uint64_t now_ns, uint32_t rank,
     return 0;
 }
 
+static void array_differs(struct job *job, uint32_t rank, const struct wire_msg *msg)
+{
+    char line[GW_TEXT_MAX + 1] = "";
+    struct text text = TEXT(line);
+
+    text_add(&text, "rank %u has shard array '", rank);
+    text_add_escaped(&text, msg->u.array_get.name);
+    text_add(&text, "' with another dtype or size: ask for it as it was made, or by another name");
+    job_reply_done(job, rank, msg->request, GW_E_MISMATCH, "%s", line);
+}
+
 static void array_get(struct job *job, uint32_t rank, const struct wire_msg *msg)
 {
     struct wire_msg reply = {.type = WIRE_ARRAY_MADE, .request = msg->request};
-    const struct layout *layout = core_layout(job->core);
-    uint64_t bytes;
+    uint32_t dtype = msg->u.array_get.dtype;
+    uint64_t numel;
     int r;
 
-    if (!job->built || !layout) {
+    if (!job->built || !core_layout(job->core)) {
         job_reply_done(job, rank, msg->request, GW_E_STATE,
                        "a shard array has the shape of the shard: call gw_seal first");
         return;
     }
-    reply.u.array_made.numel = layout_page(layout)->shard_numel;
-    bytes = reply.u.array_made.numel * sizeof(float);
-    if (bytes == 0) {
+    numel = core_arena_bytes(job->core, GW_ARENA_ARRAY, (int)rank);
+    if (numel == 0) {
         job_reply_done(job, rank, msg->request, GW_E_STATE,
                        "the shard is empty, so no array has its shape");
         return;
     }
-    r = arenas_array(job->arenas, rank, msg->u.array_get.name, bytes, &reply.u.array_made.index);
-    if (r < 0)
-        reply_no_memory(job, rank, msg->request, bytes, r);
+    reply.u.array_made.numel = numel;
+    r = arenas_array(job->arenas, rank, msg->u.array_get.name, numel, dtype,
+                     &reply.u.array_made.index);
+    if (r == GW_E_MISMATCH)
+        array_differs(job, rank, msg);
+    else if (r < 0)
+        reply_no_memory(job, rank, msg->request, numel * gw_dtype_bytes(dtype), r);
     else
         job_reply(job, rank, &reply, NULL, 0);
 }
@@ -204,51 +221,119 @@ bool request_own(struct job *job, uint64_t now_ns, uint32_t rank, const struct w
 
 /* ---- parameters in and out ------------------------------------------------------------------- */
 
-/* Stages 0-2 hold a copy per rank, and a write goes to all; later each element has one place. */
-static int write_values(struct job *job, struct core_ref ref, const float *from, uint64_t bytes)
-{
-    uint32_t copies = core_options(job->core)->stage < 3 ? job->config.world : 1;
+/* Where an element lies in a rank's memory, in one of two forms: core_param_ref, core_master_ref. */
+typedef struct core_ref place_fn(const struct core *core, uint32_t param, uint64_t offset,
+                                 uint32_t rank, uint64_t *ret_count);
 
-    for (uint32_t rank = 0; rank < copies; rank++) {
+/* Elements of the effect, `done` after its first: how many lie together, at most the rest. count 0:
+ * the core knows no such element. */
+struct run {
+    struct core_ref ref;
+    uint64_t count;
+};
+
+static struct run run_of(const struct job *job, const struct core_effect *effect, place_fn *place,
+                         uint32_t rank, uint64_t done)
+{
+    uint64_t rest = effect->io.count - done;
+    struct run run;
+
+    run.ref = place(job->core, effect->io.param, effect->io.offset + done, rank, &run.count);
+    if (run.count > rest)
+        run.count = rest;
+    return run;
+}
+
+/* `values` of that dtype to all that the rank holds in that form. first: the group's first member:
+ * what all share is written by it alone. */
+static int write_form(struct job *job, const struct core_effect *effect, place_fn *place,
+                      uint32_t rank, bool first, const void *values, uint32_t dtype)
+{
+    uint64_t size = gw_dtype_bytes(dtype);
+    struct run run;
+
+    for (uint64_t done = 0; done < effect->io.count; done += run.count) {
         void *to;
-        if (copies > 1)
-            ref.rank = (int16_t)rank;
-        to = arenas_at(job->arenas, &ref, bytes);
+        run = run_of(job, effect, place, rank, done);
+        if (run.count == 0)
+            return GW_E_INTERNAL;
+        if (run.ref.kind == GW_ARENA_NONE || (run.ref.rank < 0 && !first))
+            continue;
+        to = arenas_at(job->arenas, &run.ref, run.count * size);
         if (!to)
             return GW_E_INTERNAL;
-        job->config.device_ops->copy(job->config.device, to, from, bytes);
+        job->config.device_ops->copy(job->config.device, to, (const char *)values + done * size,
+                                     run.count * size);
+    }
+    return 0;
+}
+
+/* Masters as they come, all copies of what is gathered of them rounded. */
+static int write_values(struct job *job, const struct core_effect *effect,
+                        const struct gw_layout_param *param, const uint32_t *members,
+                        uint32_t count, const float *values)
+{
+    const void *rounded = values;
+    void *room = NULL;
+    int r = 0;
+
+    if (param->dtype != GW_DTYPE_FP32) {
+        rounded = room = malloc(effect->io.count * gw_dtype_bytes(param->dtype));
+        if (!room)
+            return GW_E_NOMEM;
+        kernel_cast(room, param->dtype, values, effect->io.count, false);
+    }
+    for (uint32_t i = 0; r == 0 && i < count; i++) {
+        if (room)
+            r = write_form(job, effect, core_master_ref, members[i], i == 0, values, GW_DTYPE_FP32);
+        if (r == 0)
+            r = write_form(job, effect, core_param_ref, members[i], i == 0, rounded, param->dtype);
+    }
+    free(room);
+    return r;
+}
+
+/* From the first member that has each element's master. */
+static int read_values(struct job *job, const struct core_effect *effect, const uint32_t *members,
+                       uint32_t count, float *values)
+{
+    struct run run = {.count = 0};
+
+    for (uint64_t done = 0; done < effect->io.count; done += run.count) {
+        const void *from;
+        run.ref.kind = GW_ARENA_NONE;
+        for (uint32_t i = 0; i < count && run.ref.kind == GW_ARENA_NONE; i++)
+            run = run_of(job, effect, core_master_ref, members[i], done);
+        from = arenas_at(job->arenas, &run.ref, run.count * sizeof(float));
+        if (!from || run.count == 0)
+            return GW_E_INTERNAL;
+        job->config.device_ops->copy(job->config.device, values + done, from,
+                                     run.count * sizeof(float));
     }
     return 0;
 }
 
 static int move_values(struct job *job, const struct core_effect *effect, float *staging)
 {
-    uint64_t done = 0;
-    int r = 0;
+    const struct layout *layout = core_layout(job->core);
+    const struct gw_layout_param *param = &layout_params(layout)[effect->io.param];
+    const uint32_t *members = layout_page_members(layout_page(layout), param->group);
+    uint32_t count = layout_groups(layout)[param->group].members;
 
-    while (r == 0 && done < effect->io.count) {
-        uint64_t count = 0;
-        uint32_t owner;
-        struct core_ref ref =
-            core_param_ref(job->core, effect->io.param, effect->io.offset + done, &owner, &count);
-        uint64_t bytes;
-        if (count > effect->io.count - done)
-            count = effect->io.count - done;
-        bytes = count * sizeof(float);
-        if (count == 0) {
-            r = GW_E_INTERNAL;
-        } else if (effect->io.write) {
-            r = write_values(job, ref, staging + done, bytes);
-        } else {
-            const void *from = arenas_at(job->arenas, &ref, bytes);
-            if (from)
-                job->config.device_ops->copy(job->config.device, staging + done, from, bytes);
-            else
-                r = GW_E_INTERNAL;
-        }
-        done += count;
+    return effect->io.write ? write_values(job, effect, param, members, count, staging)
+                            : read_values(job, effect, members, count, staging);
+}
+
+static const char *io_problem(int code)
+{
+    switch (code) {
+    case GW_E_STATE:
+        return "no staging memory: ask for that arena before PARAM_IO";
+    case GW_E_NOMEM:
+        return "no memory to round the values: write fewer at a time";
+    default:
+        return "a parameter has no place in memory";
     }
-    return r;
 }
 
 void request_param_io(struct job *job, struct core_effect *effect)
@@ -262,9 +347,7 @@ void request_param_io(struct job *job, struct core_effect *effect)
         r = staging ? move_values(job, effect, staging) : GW_E_STATE;
     }
     if (r < 0)
-        job_reply_done(job, effect->rank, effect->reply.request, r, "%s",
-                       r == GW_E_STATE ? "no staging memory: ask for that arena before PARAM_IO"
-                                       : "a parameter has no place in memory");
+        job_reply_done(job, effect->rank, effect->reply.request, r, "%s", io_problem(r));
     else
         job_reply(job, effect->rank, &effect->reply, NULL, 0);
 }
