@@ -21,17 +21,29 @@ static const char *const param_names[MAX_PARAMS] = {"p0",  "p1",  "p2",  "p3", "
                                                     "p6",  "p7",  "p8",  "p9", "p10", "p11",
                                                     "p12", "p13", "p14", "p15"};
 
+/* Of fp32 elements; one group. */
+static struct layout_options fp32(uint32_t stage, uint32_t world, uint64_t bucket, uint32_t align)
+{
+    return (struct layout_options){
+        .stage = stage, .world = world, .bucket_bytes = bucket * 4, .align_bytes = align * 4};
+}
+
+static struct layout_param param(const char *name, const char *unit, uint64_t numel)
+{
+    return (struct layout_param){.name = name, .unit = unit, .numel = numel};
+}
+
 /* Parameters p0.. with the sizes given, each in the unit of the same index. */
 static struct layout *make(uint32_t stage, uint32_t world, uint64_t bucket, uint32_t align,
                            const uint64_t *numels, const char *const *units, uint32_t count)
 {
-    struct layout_options options = {stage, world, bucket, align};
+    struct layout_options options = fp32(stage, world, bucket, align);
     struct layout_param params[MAX_PARAMS];
     struct layout *layout = NULL;
     uint32_t bad = 0;
 
     for (uint32_t i = 0; i < count; i++)
-        params[i] = (struct layout_param){param_names[i], units ? units[i] : "", numels[i], 0};
+        params[i] = param(param_names[i], units ? units[i] : "", numels[i]);
     assert_int_equal(layout_new(&options, params, count, &layout, &bad), 0);
     assert_non_null(layout);
     return layout;
@@ -67,12 +79,12 @@ static void check_pieces(const struct layout *layout, const uint64_t (*rows)[5],
     }
 }
 
-static void check_span(const struct layout *layout, uint32_t bucket, uint32_t rank,
-                       uint64_t want_offset, uint64_t want_numel, uint64_t want_valid)
+static void check_slice(const struct layout *layout, uint32_t bucket, uint32_t slice,
+                        uint64_t want_offset, uint64_t want_numel, uint64_t want_valid)
 {
     uint64_t offset, numel, valid;
 
-    layout_span(layout, bucket, rank, &offset, &numel, &valid);
+    layout_slice(layout, bucket, slice, &offset, &numel, &valid);
     assert_int_equal(offset, want_offset);
     assert_int_equal(numel, want_numel);
     assert_int_equal(valid, want_valid);
@@ -95,16 +107,10 @@ static void test_r02_buckets_close_when_next_does_not_fit(void **state)
     for (uint32_t i = 0; i < 8; i++)
         assert_int_equal(layout_params(layout)[i].offset, offsets[i]);
     assert_int_equal(layout_page(layout)->numel, 32);
-    assert_int_equal(layout_page(layout)->shard_numel, 9);
-    assert_int_equal(layout_page(layout)->max_bucket_numel, 12);
-    assert_int_equal(layout_page(layout)->max_fetch_numel, 0);
-    check_span(layout, 0, 2, 4, 2, 2); /* element 4 of p0, and p1 */
-    check_span(layout, 0, 3, 6, 2, 0); /* padding only */
-    check_span(layout, 2, 3, 9, 3, 1);
-    assert_int_equal(layout_shard_offset(layout, 0), 0);
-    assert_int_equal(layout_shard_offset(layout, 1), 2);
-    assert_int_equal(layout_shard_offset(layout, 2), 5);
-    assert_int_equal(layout_shard_offset(layout, 3), 8);
+    assert_int_equal(layout_page(layout)->max_bucket_bytes, 48);
+    check_slice(layout, 0, 2, 4, 2, 2); /* element 4 of p0, and p1 */
+    check_slice(layout, 0, 3, 6, 2, 0); /* padding only */
+    check_slice(layout, 2, 3, 9, 3, 1);
     layout_free(layout);
 }
 
@@ -116,9 +122,8 @@ static void test_r11_slices_cut_through_parameters(void **state)
 
     (void)state;
     check_buckets(layout, buckets, padded, 1);
-    check_span(layout, 0, 0, 0, 4, 4);
-    check_span(layout, 0, 1, 4, 4, 3);
-    assert_int_equal(layout_page(layout)->shard_numel, 4);
+    check_slice(layout, 0, 0, 0, 4, 4);
+    check_slice(layout, 0, 1, 4, 4, 3);
     layout_free(layout);
 }
 
@@ -130,9 +135,9 @@ static void test_f01_ranks_past_the_end_own_padding(void **state)
 
     (void)state;
     check_buckets(layout, buckets, padded, 1);
-    check_span(layout, 0, 0, 0, 16, 10);
+    check_slice(layout, 0, 0, 0, 16, 10);
     for (uint32_t r = 1; r < 8; r++)
-        check_span(layout, 0, r, 16 * r, 16, 0);
+        check_slice(layout, 0, r, 16 * r, 16, 0);
     layout_free(layout);
 }
 
@@ -157,7 +162,6 @@ static void test_r08_small_units_merge_into_fetch_units(void **state)
         assert_int_equal(fetch[f].numel, 500);
         assert_int_equal(layout_buckets(layout)[f].fetch_unit, f);
     }
-    assert_int_equal(layout_page(layout)->max_fetch_numel, 500);
     assert_string_equal(layout_name(layout, layout_units(layout)[3].name_at), "p3");
     layout_free(layout);
 }
@@ -179,9 +183,7 @@ static void test_r10_bucket_smaller_than_first_parameter(void **state)
     assert_int_equal(layout_params(layout)[0].pieces, 3);
     assert_int_equal(layout_params(layout)[1].offset, 10);
     assert_int_equal(layout_params(layout)[2].offset, 14);
-    check_span(layout, 2, 1, 0, 6, 5); /* stage 0: the whole bucket is everybody's */
-    assert_int_equal(layout_page(layout)->shard_numel, 16);
-    assert_int_equal(layout_shard_offset(layout, 2), 8);
+    check_slice(layout, 2, 1, 0, 6, 5); /* stage 0: the whole bucket is everybody's */
     layout_free(layout);
 }
 
@@ -232,7 +234,6 @@ static void test_b07_zero_size_parameters(void **state)
         layout = make(stage, 2, 25, 1, none, NULL, 2);
         check_buckets(layout, NULL, NULL, 0);
         assert_int_equal(layout_page(layout)->pieces, 0);
-        assert_int_equal(layout_page(layout)->shard_numel, 0);
         layout_free(layout);
     }
 }
@@ -258,14 +259,13 @@ static void test_stage3_fetch_units_start_buckets(void **state)
     assert_int_equal(fetch[1].numel, 14);
     assert_int_equal(fetch[1].padded_numel, 16);
     assert_int_equal(fetch[2].first_unit, 3);
-    assert_int_equal(fetch[2].units, 2);
+    assert_int_equal(fetch[2].units, 1); /* e has nothing to fetch */
     assert_int_equal(unit[1].first_param, 2);
     assert_int_equal(unit[1].first_bucket, 0);
     assert_int_equal(unit[1].buckets, 1);
-    assert_int_equal(unit[4].fetch_unit, 2);
+    assert_int_equal(unit[4].fetch_unit, UINT32_MAX);
     assert_int_equal(unit[4].buckets, 0);
     assert_string_equal(layout_name(layout, unit[2].name_at), "c");
-    assert_int_equal(layout_page(layout)->max_fetch_numel, 16);
     layout_free(layout);
 }
 
@@ -310,15 +310,15 @@ static void check_refused(const struct layout_options *options, const struct lay
 
 static void test_refusals_name_the_parameter(void **state)
 {
-    const struct layout_options good = {3, 2, 10, 1};
-    const struct layout_param twice[] = {{"a", "", 1, 0}, {"b", "", 1, 0}, {"a", "", 1, 0}};
+    const struct layout_options good = fp32(3, 2, 10, 1);
+    const struct layout_param twice[] = {param("a", "", 1), param("b", "", 1), param("a", "", 1)};
     const struct layout_param back[] = {
-        {"a", "u", 1, 0}, {"b", "v", 1, 0}, {"c", "v", 1, 0}, {"d", "u", 1, 0}};
-    const struct layout_param own[] = {{"a", "", 1, 0}, {"b", "a", 1, 0}};
+        param("a", "u", 1), param("b", "v", 1), param("c", "v", 1), param("d", "u", 1)};
+    const struct layout_param own[] = {param("a", "", 1), param("b", "a", 1)};
     const struct layout_param huge[] = {
-        {"a", "", 1, 0}, {"b", "", UINT64_MAX / 2, 0}, {"c", "", UINT64_MAX / 2 + 2, 0}};
-    const struct layout_param many[] = {{"a", "", 1, 0}, {"b", "", 1ull << 40, 0}};
-    const struct layout_param unnamed[] = {{"a", "", 1, 0}, {"", "", 1, 0}};
+        param("a", "", 1), param("b", "", UINT64_MAX / 2), param("c", "", UINT64_MAX / 2 + 2)};
+    const struct layout_param many[] = {param("a", "", 1), param("b", "", 1ull << 40)};
+    const struct layout_param unnamed[] = {param("a", "", 1), param("", "", 1)};
 
     (void)state;
     check_refused(&good, twice, 3, 2);
@@ -331,9 +331,9 @@ static void test_refusals_name_the_parameter(void **state)
 
 static void test_a_million_buckets_at_most(void **state)
 {
-    const struct layout_options options = {3, 1, 2, 1};
-    const struct layout_param most[] = {{"a", "", 2ull << 20, 0}};
-    const struct layout_param more[] = {{"a", "", 2ull << 20, 0}, {"b", "", 1, 0}};
+    const struct layout_options options = fp32(3, 1, 2, 1);
+    const struct layout_param most[] = {param("a", "", 2ull << 20)};
+    const struct layout_param more[] = {param("a", "", 2ull << 20), param("b", "", 1)};
     struct layout *layout = NULL;
     uint32_t bad;
 
@@ -346,9 +346,10 @@ static void test_a_million_buckets_at_most(void **state)
 
 static void test_bad_options_are_refused(void **state)
 {
-    const struct layout_param one[] = {{"a", "", 1, 0}};
-    const struct layout_options bad[] = {
-        {4, 2, 10, 1}, {1, 0, 10, 1}, {1, 2, 0, 1}, {1, 2, 10, 0}, {1, 1u << 16, 10, 1u << 16}};
+    const struct layout_param one[] = {param("a", "", 1)};
+    const struct layout_options bad[] = {fp32(4, 2, 10, 1), fp32(1, 0, 10, 1), fp32(1, 2, 0, 1),
+                                         fp32(1, 2, 10, 0), fp32(1, 2, 10, 3),
+                                         fp32(1, 1u << 16, 10, 1u << 14)};
 
     (void)state;
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
@@ -371,7 +372,14 @@ static void test_page_is_one_block_with_consistent_offsets(void **state)
     assert_ptr_equal(base + page->buckets_at, layout_buckets(layout));
     assert_ptr_equal(base + page->units_at, layout_units(layout));
     assert_ptr_equal(base + page->fetch_units_at, layout_fetch_units(layout));
+    assert_ptr_equal(base + page->groups_at, layout_groups(layout));
+    assert_ptr_equal(base + page->members_at, layout_page_members(page, 0));
     assert_ptr_equal(base + page->names_at, layout_name(layout, 0));
+    assert_int_equal(page->groups, 1);
+    assert_int_equal(page->members, 2);
+    assert_int_equal(page->persistent, 0);
+    assert_int_equal(page->shard_align_bytes, 4);
+    assert_int_equal(page->bucket_bytes, 40);
     assert_int_equal(page->names_bytes, 3 * 3 + 2); /* p0 p1 p2 a; p2 is its own unit */
     assert_true(page->names_at + page->names_bytes <= page->size_bytes);
     assert_int_equal(page->size_bytes % 8, 0);
