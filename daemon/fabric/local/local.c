@@ -110,7 +110,8 @@ static int local_launch(struct fabric *fabric, const struct fabric_op *op)
                                       .wait_op_count = op->op->wait_op_count,
                                       .ranks = figures_ranks(op->op),
                                       .ready_ns = op->op->ready_ns,
-                                      .chained = op->op->stream == CORE_STREAM_GATHER,
+                                      .chained = op->op->stream == CORE_STREAM_GATHER &&
+                                                 op->op->kind != CORE_OP_CAST,
                                       .quick = is_quick(copy),
                                       .waits = op->waits,
                                       .wait_count = op->wait_count,
