@@ -68,11 +68,13 @@ uint64_t wait_word(const gw_job *job, struct gw_token token)
     uint32_t class = GW_TIMELINE_CLASS(token.timeline);
     uint32_t index = GW_TIMELINE_INDEX(token.timeline);
     const struct gw_shm_slot *slot;
+    uint64_t word = 0;
 
-    if (class == GW_TL_CLIENT)
-        return index < GW_TIMELINES_MAX
-                   ? atomic_load_explicit(&job->page->timeline[index], memory_order_acquire)
-                   : 0;
+    if (class == GW_TL_CLIENT) {
+        if (index < GW_TIMELINES_MAX)
+            word = atomic_load_explicit(&job->page->timeline[index], memory_order_acquire);
+        return word == GW_TIMELINE_END ? 0 : word; /* the engine's, so that its streams go on */
+    }
     slot = class == GW_TL_OP ? &job->engine->op[index % GW_OPS_IN_FLIGHT]
                              : board_slot(job, class, index);
     return slot ? atomic_load_explicit(&slot->value, memory_order_acquire) : 0;

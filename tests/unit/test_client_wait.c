@@ -101,9 +101,27 @@ static void a_step_is_waited_for_with_all_its_reductions(void **state)
     sv_close(job);
 }
 
+/* What the engine raises words to is nobody's value. */
+static void a_timeline_ends_below_its_end(void **state)
+{
+    struct gw_token token = {0};
+
+    (void)state;
+    sv_open(GW_DEVICE_HOST);
+    job = sv_job();
+    assert_int_equal(gw_timeline_new(job, &token.timeline), 0);
+    assert_int_equal(gw_timeline_raise(job, token.timeline, GW_TIMELINE_END), GW_E_INVALID);
+    token.value = GW_TIMELINE_END - 1;
+    assert_int_equal(gw_test(job, token), 0);
+    assert_int_equal(gw_timeline_raise(job, token.timeline, token.value), 0);
+    assert_int_equal(gw_test(job, token), 1);
+    sv_close(job);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_timeline_ends_below_its_end),
         cmocka_unit_test(a_step_is_waited_for_with_all_its_reductions),
     };
 
