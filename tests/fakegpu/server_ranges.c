@@ -75,16 +75,6 @@ static void cast(struct server *s, struct op *op, const void *argument)
     writes(s, op, arg->out, arg->count * size_of(arg->out_type));
 }
 
-static void copy(struct server *s, struct op *op, const void *argument)
-{
-    const struct gw_k_copy *arg = argument;
-
-    for (uint32_t i = 0; i < arg->segments && i < GW_K_SEGMENTS; i++) {
-        reads(s, op, arg->segment[i].from, arg->segment[i].bytes);
-        writes(s, op, arg->segment[i].to, arg->segment[i].bytes);
-    }
-}
-
 /* The list of buckets is memory of the process too. */
 static void verdict(struct server *s, struct op *op, const void *argument)
 {
@@ -120,7 +110,6 @@ void kernel_ranges(struct server *s, struct op *op)
         {"gw_k_add", sizeof(struct gw_k_add), add},
         {"gw_k_fill", sizeof(struct gw_k_fill), fill},
         {"gw_k_cast", sizeof(struct gw_k_cast), cast},
-        {"gw_k_copy", sizeof(struct gw_k_copy), copy},
         {"gw_k_verdict", sizeof(struct gw_k_verdict), verdict},
         {"gw_k_test_fill", sizeof(struct gw_k_test_fill), test_fill},
     };

@@ -327,42 +327,6 @@ GW_KERNEL(gw_k_cast)
     }
 }
 
-#define PIECE 16u
-
-struct piece { /* one load and one store of a GPU */
-    uint32_t word[4];
-} __attribute__((aligned(16)));
-
-GW_DEVICE void copy_bytes(uint8_t *to, const uint8_t *from, uint64_t bytes, uint32_t together)
-{
-    if (bytes == PIECE && together % PIECE == 0) {
-        *(struct piece *)(void *)to = *(const struct piece *)(const void *)from;
-    } else if (bytes == PIECE && together % 4u == 0) {
-        for (uint32_t i = 0; i < 4; i++)
-            ((uint32_t *)(void *)to)[i] = ((const uint32_t *)(const void *)from)[i];
-    } else {
-        for (uint64_t i = 0; i < bytes; i++)
-            to[i] = from[i];
-    }
-}
-
-GW_KERNEL(gw_k_copy)
-{
-    for (uint32_t s = 0; s < arg->segments; s++) {
-        const struct gw_k_segment *segment = &arg->segment[s];
-        uint64_t pieces = (segment->bytes + PIECE - 1u) / PIECE;
-        /* Zero in the bits that are zero in both. */
-        uint32_t together = (uint32_t)((uintptr_t)segment->from | (uintptr_t)segment->to);
-
-        for (uint64_t i = gw_k_index(); i < pieces; i += gw_k_count()) {
-            uint64_t rest = segment->bytes - i * PIECE;
-            copy_bytes((uint8_t *)segment->to + i * PIECE,
-                       (const uint8_t *)segment->from + i * PIECE, rest < PIECE ? rest : PIECE,
-                       together);
-        }
-    }
-}
-
 /* ---- verdict --------------------------------------------------------------------------------- */
 
 #define VERDICT_WORDS 5u
@@ -598,22 +562,11 @@ static int launch(const void *kernel, const void *arg, uint64_t work, uint64_t t
         return launch((const void *)gw_k_##name, arg, work, threads, stream);                      \
     }
 
-static uint64_t copy_work(const struct gw_k_copy *arg)
-{
-    uint64_t most = 0;
-
-    for (uint32_t i = 0; i < arg->segments; i++)
-        if (arg->segment[i].bytes > most)
-            most = arg->segment[i].bytes;
-    return (most + PIECE - 1) / PIECE;
-}
-
 LAUNCH(reduce, arg->lanes ? gw_k_chunks(arg->count) * GW_K_LANES : (arg->count + GROUP - 1) / GROUP)
 LAUNCH(partials, arg->chunks)
 LAUNCH(add, arg->count)
 LAUNCH(fill, (arg->bytes + 3) / 4)
 LAUNCH(cast, arg->count)
-LAUNCH(copy, copy_work(arg))
 LAUNCH(verdict, arg->board_bits && arg->bits_bytes > 1 ? arg->bits_bytes : 1)
 LAUNCH(stamp, 1)
 LAUNCH(begin, 1)
@@ -625,10 +578,10 @@ LAUNCH(finish, arg->signals > 1 ? arg->signals : 1)
 extern "C" int cuda_load_kernels(void)
 {
     static const void *const kernels[] = {
-        (const void *)gw_k_reduce,  (const void *)gw_k_partials, (const void *)gw_k_add,
-        (const void *)gw_k_fill,    (const void *)gw_k_cast,     (const void *)gw_k_copy,
-        (const void *)gw_k_verdict, (const void *)gw_k_stamp,    (const void *)gw_k_begin,
-        (const void *)gw_k_end,     (const void *)gw_k_hold,     (const void *)gw_k_finish,
+        (const void *)gw_k_reduce, (const void *)gw_k_partials, (const void *)gw_k_add,
+        (const void *)gw_k_fill,   (const void *)gw_k_cast,     (const void *)gw_k_verdict,
+        (const void *)gw_k_stamp,  (const void *)gw_k_begin,    (const void *)gw_k_end,
+        (const void *)gw_k_hold,   (const void *)gw_k_finish,
     };
     cudaError_t error = cudaSuccess;
 
@@ -668,7 +621,6 @@ GW_KERNEL_ENTRY(gw_k_partials)
 GW_KERNEL_ENTRY(gw_k_add)
 GW_KERNEL_ENTRY(gw_k_fill)
 GW_KERNEL_ENTRY(gw_k_cast)
-GW_KERNEL_ENTRY(gw_k_copy)
 GW_KERNEL_ENTRY(gw_k_verdict)
 GW_KERNEL_ENTRY(gw_k_stamp)
 GW_KERNEL_ENTRY(gw_k_begin)

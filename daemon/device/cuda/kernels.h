@@ -22,7 +22,6 @@ extern "C" {
 #define GW_K_CHUNK 4096u /* elements; KERNEL_CHUNK */
 #define GW_K_LANES 16u
 #define GW_K_INPUTS 64u  /* GW_RANKS_MAX */
-#define GW_K_SEGMENTS 64u
 #define GW_K_SIGNALS 64u
 
 enum gw_k_type { GW_K_FP32 = 0, GW_K_FP16 = 1, GW_K_BF16 = 2 };
@@ -80,18 +79,6 @@ struct gw_k_cast {
     void *out;
     uint64_t count;
     uint32_t in_type, out_type;
-};
-
-struct gw_k_segment {
-    const void *from;
-    void *to;
-    uint64_t bytes;
-};
-
-/* Any alignment; fast if both sides of a segment are multiples of 16. */
-struct gw_k_copy {
-    struct gw_k_segment segment[GW_K_SEGMENTS];
-    uint32_t segments;
 };
 
 /* Partials of one bucket: slice by slice, chunk by chunk. */
@@ -192,7 +179,6 @@ GW_K_LAUNCH(partials);
 GW_K_LAUNCH(add);
 GW_K_LAUNCH(fill);
 GW_K_LAUNCH(cast);
-GW_K_LAUNCH(copy);
 GW_K_LAUNCH(verdict);
 GW_K_LAUNCH(stamp);
 GW_K_LAUNCH(begin);
