@@ -269,8 +269,8 @@ static int resolve_gather(struct job *job, const struct core_op *op, struct fabr
             if (op->in_place_skip && q == op->rank)
                 continue;
             r = resolve(job, op, &ref, slice, &from);
-            segments[to->segment_count++] = (struct fabric_segment){(float *)base + at + q * slice,
-                                                                    from, slice * sizeof(float)};
+            segments[to->segment_count++] = (struct fabric_segment){
+                (float *)base + at + q * slice, from, slice * sizeof(float), q};
         }
     }
     to->segments = segments;

@@ -15,12 +15,11 @@
 #include "daemon/fabric/nccl/nccl.h"
 #include "daemon/device/cuda/plant.h"
 
-static bool reads_directly(const struct nccl_part *part, uint32_t q, uint64_t count)
+static bool reads_directly(const struct nccl_part *part, const struct nccl_side *side,
+                           uint64_t count)
 {
-    const struct core_op *what = &part->op->op;
-
-    return count * sizeof(float) * (what->world - 1) <= NCCL_DIRECT_BYTES &&
-           cuda_peers(part->native->device, what->members[q], part->native->rank);
+    return count * sizeof(float) * (part->op->op.world - 1) <= NCCL_DIRECT_BYTES &&
+           nccl_reaches(part, side);
 }
 
 /* Where the kernel finds elements [first, first + count) of every input. */
@@ -31,14 +30,16 @@ static void bring(struct nccl_part *part, uint64_t first, uint64_t count, uint64
     float *scratch = (float *)(void *)part->scratch;
 
     for (uint32_t q = 0; q < op->op.world; q++) {
-        const float *from = op->in[q] ? op->in[q] + first : NULL;
-        arg->in[q] = from;
-        if (!from)
+        struct nccl_side from;
+        arg->in[q] = NULL;
+        if (!op->in[q])
             continue;
+        from = nccl_in(op, q, first);
+        arg->in[q] = from.at;
         part->moved += count * sizeof(float);
-        if (q == part->index || reads_directly(part, q, count))
+        if (q == part->index || reads_directly(part, &from, count))
             continue;
-        nccl_copy(part, scratch, from, count * sizeof(float));
+        nccl_copy(part, nccl_own(part, scratch), from, count * sizeof(float));
         arg->in[q] = scratch;
         scratch += planted("scratch_shared") ? 0 : room;
     }
@@ -91,7 +92,7 @@ void nccl_exact_all_reduce(struct nccl_part *part)
     for (uint32_t i = 1; i < what->world && !part->failed; i++) {
         /* Not all owners to the same rank at once. */
         uint32_t q = (part->index + i) % what->world;
-        nccl_copy(part, op->out[q] + share.first, own + share.first, bytes);
+        nccl_copy(part, nccl_out(op, q, share.first), nccl_own(part, own + share.first), bytes);
         figures_moved(&op->fabric->counters, what, what->members[q], bytes);
     }
 }

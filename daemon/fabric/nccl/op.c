@@ -122,12 +122,27 @@ static bool gathers_by_copies(const struct nccl_op *op)
     return true;
 }
 
+/* Clients' own memory among what ranks give and get; none of it has the length 0. */
+static void find_lent(struct nccl_op *op)
+{
+    const struct core_op *what = &op->op;
+    const struct device *device = op->fabric->config.device;
+    bool many = what->kind == CORE_OP_REDUCE_SCATTER || what->kind == CORE_OP_ALL_REDUCE ||
+                what->kind == CORE_OP_ALL_GATHER;
+
+    for (uint32_t i = 0; many && i < what->world; i++) {
+        op->lent_in |= (uint64_t)(op->in[i] && cuda_imported(device, op->in[i])) << i;
+        op->lent_out |= (uint64_t)(op->out[i] && cuda_imported(device, op->out[i])) << i;
+    }
+}
+
 static int find_group(struct nccl_op *op)
 {
     const struct core_op *what = &op->op;
     bool sums = what->kind == CORE_OP_REDUCE_SCATTER || what->kind == CORE_OP_ALL_REDUCE;
     bool moves = what->kind == CORE_OP_ALL_GATHER || what->kind == CORE_OP_BROADCAST;
 
+    find_lent(op);
     op->exact = sums && sums_exactly(op);
     op->copies = gathers_by_copies(op);
     moves = moves && !op->copies;

@@ -26,7 +26,8 @@ struct parts_range parts_share(uint64_t total, uint64_t share, uint32_t index)
 
 static bool continues(const struct fabric_segment *before, const struct fabric_segment *next)
 {
-    return (const char *)before->to + before->bytes == (const char *)next->to &&
+    return before->owner == next->owner &&
+           (const char *)before->to + before->bytes == (const char *)next->to &&
            (const char *)before->from + before->bytes == (const char *)next->from;
 }
 

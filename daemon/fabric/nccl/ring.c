@@ -43,7 +43,7 @@ static void gather_by_copies(struct nccl_part *part)
         float *to = op->out[part->index] + q * op->op.numel;
         if (to == op->in[q])
             continue;
-        nccl_copy(part, to, op->in[q], bytes);
+        nccl_copy(part, nccl_own(part, to), nccl_in(op, q, 0), bytes);
         part->moved += bytes;
     }
 }

@@ -19,15 +19,47 @@ void nccl_check(struct nccl_part *part, int code, const char *call)
                (unsigned long long)part->op->op.id, text);
 }
 
-void nccl_copy(struct nccl_part *part, void *to, const void *from, uint64_t bytes)
+bool nccl_reaches(const struct nccl_part *part, const struct nccl_side *side)
 {
+    uint32_t own = part->native->rank;
+
+    if (side->rank == own || planted("peers_assumed"))
+        return true;
+    if (side->lent && !planted("import_shared"))
+        return false;
+    return cuda_peers(part->native->device, side->rank, own);
+}
+
+struct nccl_side nccl_in(const struct nccl_op *op, uint32_t index, uint64_t first)
+{
+    return (struct nccl_side){op->in[index] + first, op->op.members[index],
+                              op->lent_in >> index & 1};
+}
+
+struct nccl_side nccl_out(const struct nccl_op *op, uint32_t index, uint64_t first)
+{
+    return (struct nccl_side){op->out[index] + first, op->op.members[index],
+                              op->lent_out >> index & 1};
+}
+
+void nccl_copy(struct nccl_part *part, struct nccl_side to, struct nccl_side from, uint64_t bytes)
+{
+    bool apart = !nccl_reaches(part, &to) || !nccl_reaches(part, &from);
+    CUdeviceptr target = (CUdeviceptr)to.at, source = (CUdeviceptr)from.at;
+
     for (uint64_t at = 0; at < bytes && !part->failed; at += NCCL_COPY_BYTES) {
-        uint64_t rest = bytes - at;
-        nccl_check(part,
-                   (int)cu.cuMemcpyAsync((CUdeviceptr)to + at, (CUdeviceptr)from + at,
-                                         rest < NCCL_COPY_BYTES ? rest : NCCL_COPY_BYTES,
-                                         (CUstream)part->native->stream),
-                   "cuMemcpyAsync");
+        uint64_t piece = bytes - at < NCCL_COPY_BYTES ? bytes - at : NCCL_COPY_BYTES;
+        if (apart)
+            nccl_check(part,
+                       cuda_copy_apart(part->native->device, (void *)(uintptr_t)(target + at),
+                                       to.rank, (const void *)(uintptr_t)(source + at), from.rank,
+                                       piece, part->native->stream),
+                       "cuMemcpyPeerAsync");
+        else
+            nccl_check(part,
+                       (int)cu.cuMemcpyAsync(target + at, source + at, piece,
+                                             (CUstream)part->native->stream),
+                       "cuMemcpyAsync");
     }
 }
 
@@ -54,8 +86,10 @@ static void run_gather(struct nccl_part *part)
     const struct nccl_op *op = part->op;
 
     for (uint32_t i = 0; i < op->segment_count && !part->failed; i++) {
-        nccl_copy(part, op->segments[i].to, op->segments[i].from, op->segments[i].bytes);
-        part->moved += op->segments[i].bytes;
+        const struct fabric_segment *segment = &op->segments[i];
+        nccl_copy(part, nccl_own(part, segment->to),
+                  (struct nccl_side){segment->from, segment->owner, false}, segment->bytes);
+        part->moved += segment->bytes;
     }
 }
 
