@@ -45,6 +45,9 @@ python3-jsonschema module jsonschema
 mandoc command mandoc
 mpich command mpirun.mpich
 libmpich-dev mpi_header mpich
+openmpi-bin command mpirun.openmpi
+libopenmpi-dev mpi_header openmpi
+python3-numpy module numpy
 systemd command systemd-analyze
 "
 

@@ -215,6 +215,19 @@ static int stream_raise(struct gw_device *device, void *stream, uint64_t address
                                  : driver_error(GW_E_DEVICE, error, "a mark in the job's stream");
 }
 
+static int stream_idle(struct gw_device *device, void *stream)
+{
+    CUresult error = enter(device);
+
+    if (error != CUDA_SUCCESS)
+        return driver_error(GW_E_DEVICE, error, "the GPU's context");
+    error = cu.cuStreamQuery(stream);
+    leave();
+    if (error == CUDA_ERROR_NOT_READY)
+        return GW_E_AGAIN;
+    return error == CUDA_SUCCESS ? 0 : driver_error(GW_E_DEVICE, error, "a look at a stream");
+}
+
 /* Host memory is unknown to the driver, or registered. */
 static bool on_device(struct gw_device *device, const void *base)
 {
@@ -311,6 +324,7 @@ static const struct gw_device_ops ops = {
     .stream_free = stream_free,
     .stream_wait = stream_wait,
     .stream_raise = stream_raise,
+    .stream_idle = stream_idle,
     .on_device = on_device,
     .copy = copy,
     .host_new = host_new,

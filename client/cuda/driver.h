@@ -26,6 +26,7 @@
     CALL(cuCtxPopCurrent)                                                                          \
     CALL(cuStreamCreateWithPriority)                                                               \
     CALL(cuStreamDestroy)                                                                          \
+    CALL(cuStreamQuery)                                                                            \
     CALL(cuStreamWaitValue64)                                                                      \
     CALL(cuStreamWriteValue64)                                                                     \
     CALL(cuMemHostAlloc)                                                                           \

@@ -18,7 +18,7 @@
 #include "gradwire/gradwire.h"
 #include "proto/wire.h"
 
-#define GW_DEVICE_TABLE 1u /* version: libgradwire and libgradwire-cuda must agree */
+#define GW_DEVICE_TABLE 2u /* version: libgradwire and libgradwire-cuda must agree */
 
 struct gw_device;
 
@@ -50,6 +50,8 @@ struct gw_device_ops {
      * all that came before being visible then. */
     int (*stream_wait)(struct gw_device *device, void *stream, uint64_t address, uint64_t value);
     int (*stream_raise)(struct gw_device *device, void *stream, uint64_t address, uint64_t value);
+    /* 0: all that was enqueued there has run. GW_E_AGAIN (no text): not yet. */
+    int (*stream_idle)(struct gw_device *device, void *stream);
     /* Whether `base` lies on a GPU. */
     bool (*on_device)(struct gw_device *device, const void *base);
     /* Between places on the device, or from host_new's memory to it, or back. */

@@ -36,7 +36,7 @@ struct order_stream {
     bool has_timeline;
     uint32_t timeline; /* index */
     uint64_t recorded; /* value raised last */
-    bool waits;        /* has waits enqueued behind the last raise */
+    bool used;         /* may hold work on the job's memory */
     uint64_t *waited;  /* per bucket: value waited for; NULL: not known */
 };
 
@@ -109,7 +109,8 @@ int order_start(gw_job *job, int fd);
 /* The wait page that came with SEALED: `words` of the board. */
 int order_board(gw_job *job, int fd, uint32_t words);
 /* Until streams hold nothing of the job any more, a second at most. release: they need not wait for
- * anything. False: some may still hold something. */
+ * anything. False: some may still hold something. Words do not tell: whoever ends a job raises them
+ * before the streams have come to them, and work may follow the last one. */
 bool order_quiet(gw_job *job, bool release);
 /* Unregisters the pages; quiet: and unmaps them. */
 void order_close(gw_job *job, bool quiet);

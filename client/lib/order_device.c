@@ -26,6 +26,7 @@ static int find_stream(gw_job *job, void *stream, uint32_t *ret_index)
 
     for (uint32_t i = 0; i < order->stream_count; i++) {
         if (order->streams[i].stream == stream) {
+            order->streams[i].used = true;
             *ret_index = i;
             return 0;
         }
@@ -38,7 +39,7 @@ static int find_stream(gw_job *job, void *stream, uint32_t *ret_index)
     r = job->device->ops->stream_check(job->device, stream);
     if (r < 0)
         return r;
-    order->streams[order->stream_count] = (struct order_stream){.stream = stream};
+    order->streams[order->stream_count] = (struct order_stream){.stream = stream, .used = true};
     *ret_index = order->stream_count++;
     return 0;
 }
@@ -65,7 +66,7 @@ static int raise_timeline(gw_job *job, struct order_stream *s)
     if (r < 0)
         return r;
     s->recorded++;
-    s->waits = false;
+    s->used = true;
     return 0;
 }
 
@@ -215,7 +216,6 @@ static int enqueue_wait(gw_job *job, struct gw_token token, struct order_stream 
     r = job->device->ops->stream_wait(job->device, s->stream, address, token.value);
     if (r < 0)
         return r;
-    s->waits = true;
     if (s->waited && board_index(job, token) < job->order.board_words.words)
         s->waited[board_index(job, token)] = token.value;
     return 0;
@@ -226,17 +226,18 @@ int order_stream_wait(gw_job *job, struct gw_token token, void *stream)
     uint32_t index = 0;
     int r;
 
-    if (wait_reached(job, token))
-        return 0;
+    pthread_mutex_lock(&job->order.lock);
+    r = find_stream(job, stream, &index);
+    pthread_mutex_unlock(&job->order.lock);
+    if (r < 0 || wait_reached(job, token))
+        return r;
     r = order_flush(job);
     if (r == 0)
         r = job_failure(job);
     if (r < 0)
         return r;
     pthread_mutex_lock(&job->order.lock);
-    r = find_stream(job, stream, &index);
-    if (r == 0)
-        r = enqueue_wait(job, token, &job->order.streams[index]);
+    r = enqueue_wait(job, token, &job->order.streams[index]);
     pthread_mutex_unlock(&job->order.lock);
     return r;
 }
@@ -430,6 +431,7 @@ int order_start(gw_job *job, int fd)
     pthread_mutex_lock(&order->lock);
     r = find_stream(job, NULL, &index);
     order->current = index;
+    order->streams[index].used = false; /* the caller may choose another before its first call */
     pthread_mutex_unlock(&order->lock);
     return r;
 }
@@ -441,29 +443,25 @@ int order_board(gw_job *job, int fd, uint32_t words)
     return add_page(job, fd, words, "board's wait page", &job->order.board_words);
 }
 
-/* Whether all that was raised has come; marks streams that hold only waits. Lock held. */
-static bool all_quiet(gw_job *job)
+/* GW_E_AGAIN: some stream has work left. Lock held. */
+static int all_idle(const gw_job *job)
 {
     const struct order *order = &job->order;
-    bool quiet = !order->has_copies ||
-                 atomic_load(&job->page->timeline[order->copy_timeline]) >= order->copied_out;
+    int r = 0;
 
-    for (uint32_t i = 0; i < job->order.stream_count; i++) {
-        struct order_stream *s = &job->order.streams[i];
-
-        if (s->waits && raise_timeline(job, s) < 0)
-            quiet = false;
-        if (s->has_timeline && atomic_load_explicit(&job->page->timeline[s->timeline],
-                                                    memory_order_acquire) < s->recorded)
-            quiet = false;
+    for (uint32_t i = 0; i < order->stream_count && r == 0; i++) {
+        if (order->streams[i].used)
+            r = job->device->ops->stream_idle(job->device, order->streams[i].stream);
     }
-    return quiet;
+    if (r == 0 && order->has_copies)
+        r = job->device->ops->stream_idle(job->device, order->copy_stream);
+    return r;
 }
 
 bool order_quiet(gw_job *job, bool release)
 {
     int64_t deadline = clock_deadline(QUIET_NS);
-    bool quiet;
+    int r;
 
     if (job->order.client_address == 0)
         return true;
@@ -473,10 +471,10 @@ bool order_quiet(gw_job *job, bool release)
         struct timespec pause = clock_timespec(QUIET_PAUSE_NS);
 
         pthread_mutex_lock(&job->order.lock);
-        quiet = all_quiet(job);
+        r = all_idle(job);
         pthread_mutex_unlock(&job->order.lock);
-        if (quiet || clock_now() >= deadline)
-            return quiet;
+        if (r != GW_E_AGAIN || clock_now() >= deadline)
+            return r == 0;
         (void)channel_flush(&job->channel);
         nanosleep(&pause, NULL);
     }

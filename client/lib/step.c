@@ -4,7 +4,6 @@
  * waits.
  */
 #include <sched.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "client/lib/clock.h"
@@ -122,23 +121,6 @@ int gw_step_end(gw_job *job, struct gw_token *ret_token)
 
 /* ---- verdict --------------------------------------------------------------------------------- */
 
-/* The wait for a step depends on all its reductions and the verdict's own op. */
-static void record(gw_job *job, const struct zero *zero, uint64_t step, struct wait_time time)
-{
-    struct wait_op *ops;
-
-    if (time.w1 <= time.w0)
-        return;
-    ops = calloc((size_t)zero->page->buckets + 1, sizeof(*ops));
-    if (!ops)
-        return;
-    for (uint32_t b = 0; b < zero->page->buckets; b++)
-        ops[b] = wait_stamps(&zero->bucket_slots[b], 1);
-    ops[zero->page->buckets] = wait_stamps(&zero->board->step, step);
-    split_add(&job->split, time.w0, time.w1, ops, (size_t)zero->page->buckets + 1);
-    free(ops);
-}
-
 /* Acquire loads, so that what is read after them is younger. */
 static void copy_shared(void *to, const void *from, size_t bytes)
 {
@@ -225,7 +207,7 @@ int gw_wait_step(gw_job *job, int64_t timeout_ns, struct gw_verdict *ret_verdict
     }
     if (r < 0)
         return r;
-    record(job, zero, token.value, time);
+    wait_record(job, &token, 1, time);
     return take_verdict(job, zero, token.value, false, ret_verdict);
 }
 

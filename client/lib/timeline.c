@@ -50,6 +50,9 @@ int gw_timeline_raise(gw_job *job, uint32_t timeline, uint64_t value)
         return r;
     if (GW_TIMELINE_CLASS(timeline) != GW_TL_CLIENT || index >= atomic_load(&job->timelines))
         return err_set(GW_E_INVALID, "0x%08x is no timeline of gw_timeline_new", timeline);
+    if (value >= GW_TIMELINE_END)
+        return err_set(GW_E_INVALID, "timelines end below %llu",
+                       (unsigned long long)GW_TIMELINE_END);
     before = atomic_load(&job->page->timeline[index]);
     while (before < value &&
            !atomic_compare_exchange_weak(&job->page->timeline[index], &before, value)) {

@@ -68,11 +68,13 @@ uint64_t wait_word(const gw_job *job, struct gw_token token)
     uint32_t class = GW_TIMELINE_CLASS(token.timeline);
     uint32_t index = GW_TIMELINE_INDEX(token.timeline);
     const struct gw_shm_slot *slot;
+    uint64_t word = 0;
 
-    if (class == GW_TL_CLIENT)
-        return index < GW_TIMELINES_MAX
-                   ? atomic_load_explicit(&job->page->timeline[index], memory_order_acquire)
-                   : 0;
+    if (class == GW_TL_CLIENT) {
+        if (index < GW_TIMELINES_MAX)
+            word = atomic_load_explicit(&job->page->timeline[index], memory_order_acquire);
+        return word == GW_TIMELINE_END ? 0 : word; /* the engine's, so that its streams go on */
+    }
     slot = class == GW_TL_OP ? &job->engine->op[index % GW_OPS_IN_FLIGHT]
                              : board_slot(job, class, index);
     return slot ? atomic_load_explicit(&slot->value, memory_order_acquire) : 0;
@@ -183,7 +185,8 @@ int wait_tokens(gw_job *job, const struct gw_token *tokens, size_t count, bool a
     }
 }
 
-struct wait_op wait_stamps(const struct gw_shm_slot *slot, uint64_t value)
+/* Of the op that raised the slot to `value` or more; done 0 if it has not. */
+static struct wait_op stamps_of(const struct gw_shm_slot *slot, uint64_t value)
 {
     struct wait_op op = {0};
     uint64_t before = atomic_load_explicit(&slot->value, memory_order_acquire);
@@ -199,20 +202,33 @@ struct wait_op wait_stamps(const struct gw_shm_slot *slot, uint64_t value)
     return op;
 }
 
+/* Buckets that the token comes after, besides its own op: a step's verdict waits for all. */
+static uint32_t buckets_before(const gw_job *job, struct gw_token token)
+{
+    const struct zero *zero = atomic_load_explicit(&job->zero, memory_order_acquire);
+
+    return zero && GW_TIMELINE_CLASS(token.timeline) == GW_TL_STEP ? zero->page->buckets : 0;
+}
+
 /* Stamps are read at once: a slot's next op would overwrite them. */
 void wait_record(gw_job *job, const struct gw_token *tokens, size_t count, struct wait_time time)
 {
     struct wait_op *ops;
-    size_t used = 0;
+    size_t room = count, used = 0;
 
     if (time.w1 <= time.w0)
         return;
-    ops = calloc(count ? count : 1, sizeof(*ops));
+    for (size_t i = 0; i < count; i++)
+        room += buckets_before(job, tokens[i]);
+    ops = calloc(room ? room : 1, sizeof(*ops));
     for (size_t i = 0; ops && i < count; i++) {
+        uint32_t buckets = buckets_before(job, tokens[i]);
         const struct gw_shm_slot *slot = NULL;
 
+        for (uint32_t b = 0; b < buckets; b++)
+            ops[used++] = stamps_of(board_slot(job, GW_TL_BUCKET, b), 1);
         if (wait_slot(job, tokens[i], &slot) == 0 && slot)
-            ops[used++] = wait_stamps(slot, tokens[i].value);
+            ops[used++] = stamps_of(slot, tokens[i].value);
     }
     split_add(&job->split, time.w0, time.w1, ops, used);
     free(ops);

@@ -32,9 +32,7 @@ bool wait_reached(const gw_job *job, struct gw_token token);
  * job's failure. *ret_time is set in any case. Does not record the wait. */
 int wait_tokens(gw_job *job, const struct gw_token *tokens, size_t count, bool any,
                 int64_t deadline, size_t *ret_index, struct wait_time *ret_time);
-/* Stamps of the op that raised the slot to `value` or more; done 0 if it has not. */
-struct wait_op wait_stamps(const struct gw_shm_slot *slot, uint64_t value);
-/* Adds a wait for tokens to the rank's split. */
+/* Adds a wait for tokens to the rank's split, by the ops that they stand for. */
 void wait_record(gw_job *job, const struct gw_token *tokens, size_t count, struct wait_time time);
 /* The edge that a public wait on these tokens stands for is dropped by a test. */
 bool wait_dropped(const gw_job *job, const struct gw_token *tokens, size_t count);

@@ -169,10 +169,10 @@ int model_parse_text(const char *text, size_t bytes, const char *file, struct mo
         line.number++;
         line.start = line.at = at;
         line.end = newline ? newline : end;
+        zero = memchr(at, '\0', (size_t)(line.end - at));
         at = newline ? newline + 1 : end;
         if (line.end > line.start && line.end[-1] == '\r')
             line.end--;
-        zero = memchr(line.start, '\0', (size_t)(line.end - line.start));
         if (zero)
             r = wrong(&line, zero, "a NUL byte; this is not a text file", (struct field){"", 0});
         else if (line.end > line.start && *line.start != '#')

@@ -259,9 +259,9 @@ static int segments_room(struct job *job, uint32_t count, struct fabric_op *to)
 }
 
 static void segment_add(struct job *job, struct fabric_op *to, void *at, const void *from,
-                        uint64_t bytes)
+                        uint64_t bytes, uint32_t owner)
 {
-    job->scratch.segments[to->segment_count++] = (struct fabric_segment){at, from, bytes};
+    job->scratch.segments[to->segment_count++] = (struct fabric_segment){at, from, bytes, owner};
 }
 
 /* Slices of all owners to their places in the bucket. */
@@ -283,7 +283,7 @@ static int resolve_gathered(struct job *job, const struct core_op *op, uint32_t 
         if (op->in_place_skip && op->members[q] == op->rank)
             continue;
         r = resolve_some(job, op, "a slice", &ref, slice, &from);
-        segment_add(job, to, (char *)base + q * slice, from, slice);
+        segment_add(job, to, (char *)base + q * slice, from, slice, op->members[q]);
     }
     return r;
 }
@@ -321,7 +321,7 @@ static int resolve_cast(struct job *job, const struct core_op *op, struct fabric
         if (r == 0)
             r = resolve_some(job, op, "a master", &master, numel * sizeof(float), &from);
         if (r == 0)
-            segment_add(job, to, at, from, bytes);
+            segment_add(job, to, at, from, bytes, op->rank);
     }
     return r;
 }

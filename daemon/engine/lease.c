@@ -8,6 +8,7 @@
 #include <string.h>
 #include <sys/file.h>
 
+#include "daemon/device/gpu_name.h"
 #include "daemon/engine/engine.h"
 #include "daemon/engine/log.h"
 
@@ -15,22 +16,12 @@ struct lease {
     TAILQ_ENTRY(lease) link;
     struct engine *engine;
     uint8_t gpu[GW_GPU_BYTES];
-    char name[LEASE_NAME_BYTES];
+    char name[DEVICE_GPU_NAME_BYTES];
     struct alarm *alarm; /* ASKED; else NULL */
     uint64_t asked_ns;   /* first */
     bool again;          /* the alarm is for asking once more */
     int fd;              /* HELD: the lock; -1: GPUs may be shared */
 };
-
-void lease_name(const uint8_t gpu[GW_GPU_BYTES], char ret_name[LEASE_NAME_BYTES])
-{
-    size_t used = (size_t)snprintf(ret_name, LEASE_NAME_BYTES, "GPU-");
-
-    for (unsigned i = 0; i < GW_GPU_BYTES; i++) {
-        const char *dash = i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "";
-        used += (size_t)snprintf(ret_name + used, LEASE_NAME_BYTES - used, "%s%02x", dash, gpu[i]);
-    }
-}
 
 static struct lease *find(struct engine *engine, const char *name)
 {
@@ -125,10 +116,10 @@ static int lease_new(struct engine *engine, const uint8_t gpu[GW_GPU_BYTES], con
 
 int lease_get(struct engine *engine, const uint8_t gpu[GW_GPU_BYTES], char text[GW_TEXT_MAX + 1])
 {
-    char name[LEASE_NAME_BYTES];
+    char name[DEVICE_GPU_NAME_BYTES];
     struct lease *lease;
 
-    lease_name(gpu, name);
+    device_gpu_name(gpu, name);
     lease = find(engine, name);
     if (lease)
         return lease->alarm ? GW_E_AGAIN : 0;

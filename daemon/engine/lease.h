@@ -20,14 +20,11 @@
 #define LEASE_FREE_NS 4000000000ull   /* for the job before to give it back */
 #define LEASE_BUSY_NS 500000000ull
 #define LEASE_AGAIN_NS 100000000ull
-#define LEASE_NAME_BYTES 48u /* "GPU-" and a UUID as it is written */
 
 struct engine;
 struct lease;
 TAILQ_HEAD(lease_list, lease);
 
-/* "GPU-00112233-4455-6677-8899-aabbccddeeff", as nvidia-smi writes it. */
-void lease_name(const uint8_t gpu[GW_GPU_BYTES], char ret_name[LEASE_NAME_BYTES]);
 /* 0: it is held. GW_E_AGAIN: asked for, join_leased will be called. Else refused, with text. */
 int lease_get(struct engine *engine, const uint8_t gpu[GW_GPU_BYTES], char text[GW_TEXT_MAX + 1]);
 /* gradwired's LEASE; takes the packet's descriptor. */

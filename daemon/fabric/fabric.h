@@ -47,6 +47,7 @@ struct fabric_segment {
     void *to;
     const void *from;
     uint64_t bytes; /* of `to` */
+    uint32_t owner; /* rank whose memory `from` is; `to` is the op's rank's */
 };
 
 /* An op with its references resolved. Only read during launch: the fabric copies what it keeps. */

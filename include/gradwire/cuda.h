@@ -34,8 +34,9 @@
  *
  * When a job fails, its engine dies included, streams that wait for it go on and the next call
  * tells. What was computed behind such a wait is worth nothing: look at a call's result (gw_wait of
- * the step) before you keep it. gw_job_close waits up to two seconds for what the job's streams
- * hold of it; memory that they hold longer stays mapped to the end of the process.
+ * the step) before you keep it. gw_job_close waits until the streams that were given to the job's
+ * calls are idle, two seconds at most; if one is not by then, the job's memory stays mapped to the
+ * end of the process.
  *
  * Libraries: gw_cuda_device_new and _free are in libgradwire-cuda, all else in libgradwire
  * (pkg-config gradwire-cuda has both). Neither links CUDA: the driver of the calling process

@@ -142,7 +142,8 @@ GW_API int gw_wait_all(gw_job *job, const struct gw_token *tokens, size_t count,
 GW_API int gw_test(gw_job *job, struct gw_token token);
 
 /* The caller's own timelines, for gradients that another thread of this process is still writing:
- * give {timeline, value} to gw_grad_ready, raise it when the writes are done. At most 64. */
+ * give {timeline, value} to gw_grad_ready, raise it when the writes are done. At most 64; values
+ * are below 2^63 - 1. */
 GW_API int gw_timeline_new(gw_job *job, uint32_t *ret_timeline);
 GW_API int gw_timeline_raise(gw_job *job, uint32_t timeline, uint64_t value);
 

@@ -3,7 +3,8 @@
 
 libgradwire has the calls on a job, those of <gradwire/cuda.h> too; libgradwire-cuda, built where
 CUDA's headers are, has those that make and free a device, and links no CUDA library;
-libgradwire-deepspeed has those of <gradwire/deepspeed.h>, and jansson, which no other one needs."""
+libgradwire-deepspeed has those of <gradwire/deepspeed.h>, and jansson, which no other one needs;
+libgradwire-mpich and libgradwire-openmpi have that of <gradwire/mpi.h>, and their MPI."""
 import os
 import pathlib
 import re
@@ -16,7 +17,9 @@ BUILD = pathlib.Path(os.environ["GRADWIRE_BUILD"])
 LIBRARY = BUILD / "client/lib/libgradwire.so"
 CUDA_LIBRARY = BUILD / "client/cuda/libgradwire-cuda.so"
 DEEPSPEED_LIBRARY = BUILD / "client/deepspeed/libgradwire-deepspeed.so"
-LIBRARIES = [LIBRARY, CUDA_LIBRARY, DEEPSPEED_LIBRARY]
+MPI_LIBRARIES = {BUILD / f"client/mpi/libgradwire-{name}.so": f"[lib{needed}.so."
+                 for name, needed in (("mpich", "mpich"), ("openmpi", "mpi"))}
+LIBRARIES = [LIBRARY, CUDA_LIBRARY, DEEPSPEED_LIBRARY, *MPI_LIBRARIES]
 OF_CUDA_LIBRARY = {"gw_cuda_device_new", "gw_cuda_device_free"}
 PRIVATE = {"gw_private_error"}  # from one to the others, in a version of its own
 
@@ -54,6 +57,8 @@ def dynamic(library):
 def library(request):
     if request.param == CUDA_LIBRARY and not CUDA_LIBRARY.exists():
         pytest.skip("libgradwire-cuda is not built: no CUDA headers")
+    if request.param in MPI_LIBRARIES and not request.param.exists():
+        pytest.skip(f"{request.param.name} is not built: that MPI is not installed")
     assert request.param.exists(), f"{request.param} was not built"
     return request.param
 
@@ -66,6 +71,8 @@ def test_exports_exactly_the_declared_calls(library):
         assert exports(library) == OF_CUDA_LIBRARY
     elif library == DEEPSPEED_LIBRARY:
         assert exports(library) == declared("deepspeed.h")
+    elif library in MPI_LIBRARIES:
+        assert exports(library) == declared("mpi.h") == {"gw_mpi_join"}
     else:
         assert exports(library) == everything - OF_CUDA_LIBRARY | PRIVATE
 
@@ -90,6 +97,13 @@ def test_jansson_is_the_deepspeed_librarys_alone():
     for library in LIBRARIES:
         if library.exists():
             assert ("[libjansson." in dynamic(library)) == (library == DEEPSPEED_LIBRARY)
+
+
+def test_mpi_is_its_librarys_alone():
+    for library in LIBRARIES:
+        if library.exists():
+            needed = [n for n in MPI_LIBRARIES.values() if n in dynamic(library)]
+            assert needed == ([MPI_LIBRARIES[library]] if library in MPI_LIBRARIES else [])
 
 
 def test_soname_of_the_cuda_library():

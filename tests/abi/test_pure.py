@@ -115,6 +115,11 @@ def test_the_cuda_library_knows_one_table_of_the_library():
     check_own_includes("client/cuda", ("gradwire/", "client/lib/device.h", "client/cuda/"))
 
 
+def test_the_mpi_library_knows_the_public_headers():
+    assert sources("client/mpi"), "client/mpi is missing"
+    check_own_includes("client/mpi", ("gradwire/", "client/lib/device.h"))
+
+
 def test_the_deepspeed_library_includes_the_parser():
     assert sources("client/deepspeed"), "client/deepspeed is missing"
     check_own_includes("client/deepspeed", ("gradwire/", "client/lib/device.h", "daemon/base/",

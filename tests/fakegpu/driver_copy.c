@@ -132,9 +132,13 @@ CUresult cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstr
 CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext to_context, CUdeviceptr from,
                            CUcontext from_context, size_t bytes, CUstream stream)
 {
+    struct fg_request request = {.kind = FG_COPY, .a = {fg_stream(stream), to, from, bytes}};
+    CUresult r = core_context(&request.device);
+
     if (!to_context || !from_context)
         return CUDA_ERROR_INVALID_CONTEXT;
-    return copy_any(to, from, bytes, stream, "cuMemcpyPeerAsync");
+    request.a[4] = (core_gpu_of(to_context) + 1) | (core_gpu_of(from_context) + 1) << 8;
+    return r ? r : (CUresult)fg_call(&request, NULL, NULL);
 }
 
 /* ---- fills ---------------------------------------------------------------------------------- */

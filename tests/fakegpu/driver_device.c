@@ -138,10 +138,16 @@ CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute which, CUdevice dev
 
 CUresult cuDeviceCanAccessPeer(int *can, CUdevice device, CUdevice peer)
 {
-    if (fg_gpu_of_ordinal(device) < 0 || fg_gpu_of_ordinal(peer) < 0)
+    int gpu = fg_gpu_of_ordinal(device), other = fg_gpu_of_ordinal(peer);
+    struct fg_reply reply;
+    CUresult r;
+
+    if (gpu < 0 || other < 0)
         return CUDA_ERROR_INVALID_DEVICE;
-    *can = device != peer;
-    return CUDA_SUCCESS;
+    r = core_call(FG_DEVICE, (uint32_t)gpu, ARGS(0), &reply);
+    if (!r)
+        *can = reply.v[3] >> other & 1;
+    return r;
 }
 
 CUresult cuDeviceGetP2PAttribute(int *value, CUdevice_P2PAttribute which, CUdevice from,
@@ -215,6 +221,8 @@ static const struct {
      "peer access is already enabled"},
     {CUDA_ERROR_PEER_ACCESS_NOT_ENABLED, "CUDA_ERROR_PEER_ACCESS_NOT_ENABLED",
      "peer access has not been enabled"},
+    {CUDA_ERROR_TOO_MANY_PEERS, "CUDA_ERROR_TOO_MANY_PEERS",
+     "peer mapping resources exhausted"},
     {CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED, "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED",
      "part or all of the requested memory range is already mapped"},
     {CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED, "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED",

@@ -32,7 +32,7 @@ enum fg_kind {
     FG_HELLO = 1,   /* pid, node, channel (0 calls, 1 host functions: process id in a[3]), flags,
                      * hardware queues (0: 8) -> process id, GPUs per node, first GPU of the node */
     FG_BYE,         /* leave in an orderly way: leaks are looked for */
-    FG_DEVICE,      /* -> total bytes, free bytes, FG_CAP_* */
+    FG_DEVICE,      /* -> total bytes, free bytes, FG_CAP_*, bit per GPU whose memory it reaches */
     FG_CONTEXT,     /* 1 made, 0 destroyed */
     FG_ALLOC,       /* bytes -> address */
     FG_FREE,        /* address */
@@ -68,7 +68,7 @@ enum fg_kind {
     FG_QUERY,         /* FG_SCOPE_*, number -> FG_BUSY or 0 */
     FG_KERNEL_FIND,   /* payload: name -> number + 1, argument bytes */
     FG_LAUNCH,        /* stream, kernel, blocks, threads per block; payload: the argument */
-    FG_COPY,          /* stream, to, from, bytes */
+    FG_COPY,          /* stream, to, from, bytes, 0 or GPU + 1 of both contexts: to | from << 8 */
     FG_FILL,          /* stream, to, value, width (1, 2, 4), count */
     FG_MEMOP,         /* stream; payload: struct fg_memop[] */
     FG_HOSTFN,        /* stream, function, argument */

@@ -39,6 +39,7 @@ enum {
     E_ILLEGAL_ADDRESS = 700,
     E_PEER_ALREADY = 704,
     E_PEER_NOT_ENABLED = 705,
+    E_TOO_MANY_PEERS = 711,
     E_HOST_REGISTERED = 712,
     E_HOST_NOT_REGISTERED = 713,
     E_LAUNCH_FAILED = 719,
@@ -184,6 +185,7 @@ struct op {
         } launch;
         struct {
             uint64_t to, from, bytes;
+            int to_gpu, from_gpu; /* who touches which side: the stream's, or both contexts' */
         } copy; /* addresses as the process says them (host addresses of registered memory too) */
         struct {
             uint64_t to, count;
@@ -278,7 +280,10 @@ struct process {
 
 struct inject {
     uint32_t oom, oom_after, ipc_open_fail;
+    uint32_t peers;        /* GPUs reach each other in groups of so many; 0: all */
+    uint32_t streams;      /* of a process on one GPU, at most; 0: any number */
     bool no_memops, no_ipc;
+    bool few_peers; /* no room for another peer, wherever one is possible */
 };
 
 struct counts {
@@ -314,6 +319,11 @@ struct server {
 };
 
 struct process *process_find(struct server *s, pid_t pid);
+/* Whether GPU a could be let into GPU b's memory. */
+bool gpus_are_peers(const struct server *s, int a, int b);
+/* Whether ops of the process on that GPU may touch the memory. A kernel's access: also what a copy
+ * is free to do, cudaMalloc's memory of any GPU, needs to have been enabled. */
+bool gpu_reaches(const struct process *p, int gpu, const struct map *map, bool write, bool kernel);
 
 /* ---- what the NCCL part (nccl_server.c) provides; nccl_none.c stands in where it is missing - */
 

@@ -6,6 +6,8 @@
  *   order on|off                  whether unordered accesses are looked for (on)
  *   inject oom N [AFTER] | ipc-open-fail N | sticky PID|all [N]
  *   inject no-stream-memops | no-ipc
+ *   inject peers N | few-peers    GPUs reach each other in groups of N (1: none); no room for peers
+ *   inject streams N              of a process on one GPU, at most
  *   inject nccl-... ARGS          of the NCCL part
  *   inject none                   ends injections
  *   streams                       what every stream's head waits for
@@ -64,6 +66,12 @@ static bool inject(struct server *s, const char *kind, char *args)
         s->inject.no_memops = true;
     else if (!strcmp(kind, "no-ipc"))
         s->inject.no_ipc = true;
+    else if (!strcmp(kind, "peers"))
+        s->inject.peers = (uint32_t)number(who, 1);
+    else if (!strcmp(kind, "few-peers"))
+        s->inject.few_peers = true;
+    else if (!strcmp(kind, "streams"))
+        s->inject.streams = (uint32_t)number(who, 0);
     else if (!strcmp(kind, "sticky")) {
         for (struct process *p = s->processes; p; p = p->next) {
             if (!matches(p, who))

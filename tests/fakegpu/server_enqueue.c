@@ -77,7 +77,7 @@ static int check_range(struct server *s, struct call *c, uint64_t address, uint6
 
 static void copy(struct server *s, struct call *c, struct stream *stream)
 {
-    uint64_t to = c->q->a[1], from = c->q->a[2], bytes = c->q->a[3];
+    uint64_t to = c->q->a[1], from = c->q->a[2], bytes = c->q->a[3], sides = c->q->a[4];
     int to_error = check_range(s, c, to, bytes, "copy to");
     int from_error = check_range(s, c, from, bytes, "copy from");
     struct op *op;
@@ -97,6 +97,8 @@ static void copy(struct server *s, struct call *c, struct stream *stream)
     op->u.copy.to = to;
     op->u.copy.from = from;
     op->u.copy.bytes = bytes;
+    op->u.copy.to_gpu = sides ? (int)(sides & 0xff) - 1 : stream->gpu;
+    op->u.copy.from_gpu = sides ? (int)(sides >> 8) - 1 : stream->gpu;
     op_submit(s, op);
     s->counts.copies++;
     s->counts.copy_bytes += bytes;

@@ -82,9 +82,10 @@ static uint64_t unlocked(struct server *s, void (*fn)(void *arg), struct body *b
     return faulted;
 }
 
-/* An address of the process for this op, NULL: gone since it was enqueued. */
-static void *resolve(struct server *s, const struct op *op, uint64_t address, uint64_t bytes,
-                     bool write)
+/* An address of the process for this op, on whose behalf `gpu` touches it; NULL: gone since it was
+ * enqueued, or not for that GPU. */
+static void *resolve(struct server *s, const struct op *op, int gpu, uint64_t address,
+                     uint64_t bytes, bool write)
 {
     const struct map *map = map_find(s, op->stream->process, address, bytes, true);
 
@@ -100,6 +101,13 @@ static void *resolve(struct server *s, const struct op *op, uint64_t address, ui
                   (unsigned long long)address);
         return NULL;
     }
+    if (!gpu_reaches(op->stream->process, gpu, map, write, false)) {
+        violation(s, RULE_not_accessible, op->stream->process,
+                  "op %llu of stream %u: GPU %d has no access to %llx, memory of GPU %d",
+                  (unsigned long long)op->id, op->stream->index + 1, gpu,
+                  (unsigned long long)address, map->gpu);
+        return NULL;
+    }
     return map_pointer(map, address);
 }
 
@@ -109,8 +117,8 @@ static void run_copy(struct server *s, struct op *op)
     uint64_t random = random_of(s, 'B', op->id), faulted = 1;
     struct body body = {.op = op, .first = random & 0xff, .step = random >> 8};
 
-    body.to = resolve(s, op, op->u.copy.to, op->u.copy.bytes, true);
-    body.from = resolve(s, op, op->u.copy.from, op->u.copy.bytes, false);
+    body.to = resolve(s, op, op->u.copy.to_gpu, op->u.copy.to, op->u.copy.bytes, true);
+    body.from = resolve(s, op, op->u.copy.from_gpu, op->u.copy.from, op->u.copy.bytes, false);
     if (body.to && body.from) {
         access_note(s, op, op->u.copy.from, op->u.copy.bytes, false);
         access_note(s, op, op->u.copy.to, op->u.copy.bytes, true);
@@ -128,7 +136,7 @@ static void run_fill(struct server *s, struct op *op)
     uint64_t bytes = op->u.fill.count * op->u.fill.width, faulted = 1;
     struct body body = {.op = op};
 
-    body.to = resolve(s, op, op->u.fill.to, bytes, true);
+    body.to = resolve(s, op, op->stream->gpu, op->u.fill.to, bytes, true);
     if (body.to) {
         access_note(s, op, op->u.fill.to, bytes, true);
         faulted = unlocked(s, body_fill, &body);
@@ -157,16 +165,12 @@ static void check_argument(struct server *s, struct op *op)
         if (!map)
             continue; /* gone or nowhere: faults if it is touched */
         bool mine = map->process == p;
-        bool reach = map->gpu < 0 || map->kind == MAP_IPC || map->gpu == gpu ||
-                     p->peers[gpu] >> map->gpu & 1;
 
-        if (map->kind == MAP_VMM)
-            reach = map->readable >> gpu & 1;
-        if (mine && reach)
+        if (mine && gpu_reaches(p, gpu, map, false, true))
             continue;
         violation(s, RULE_not_accessible, p, "%s on GPU %d: %llx is memory of %s%s",
                   op->u.launch.kernel->name, gpu, (unsigned long long)word,
-                  mine ? "another GPU" : "another process", mine ? ", without peer access" : "");
+                  mine ? "another GPU" : "another process", mine ? ", without access to it" : "");
         return;
     }
 }

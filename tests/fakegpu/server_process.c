@@ -68,6 +68,31 @@ void process_gone(struct server *s, struct process *p)
     server_kick(s);
 }
 
+/* ---- who reaches what ----------------------------------------------------------------------- */
+
+bool gpus_are_peers(const struct server *s, int a, int b)
+{
+    uint32_t group = s->inject.peers ? s->inject.peers : FG_GPUS_MAX;
+    uint32_t first = (uint32_t)s->gpus[a].node * s->gpus_per_node;
+
+    return a != b && s->gpus[a].node == s->gpus[b].node &&
+           ((uint32_t)a - first) / group == ((uint32_t)b - first) / group;
+}
+
+bool gpu_reaches(const struct process *p, int gpu, const struct map *map, bool write, bool kernel)
+{
+    if (map->gpu < 0)
+        return true;
+    switch (map->kind) {
+    case MAP_VMM:
+        return (write ? map->writable : map->readable) >> gpu & 1;
+    case MAP_IPC: /* no section says that another context than the one that opened it may */
+        return map->gpu == gpu;
+    default:
+        return !kernel || map->gpu == gpu || p->peers[gpu] >> map->gpu & 1;
+    }
+}
+
 static void device(struct server *s, struct call *c)
 {
     const struct gpu *gpu = &s->gpus[c->q->device];
@@ -78,6 +103,8 @@ static void device(struct server *s, struct call *c)
     c->reply.v[2] = (s->inject.no_memops ? 0u : (unsigned)FG_CAP_MEMOPS) |
                     (s->inject.no_ipc ? 0u : (unsigned)FG_CAP_IPC) |
                     (s->mps ? (unsigned)FG_CAP_MPS : 0u);
+    for (uint32_t i = 0; i < s->gpu_count; i++)
+        c->reply.v[3] |= (uint64_t)gpus_are_peers(s, gpu->index, (int)i) << i;
 }
 
 static void peer(struct server *s, struct call *c)
@@ -88,6 +115,10 @@ static void peer(struct server *s, struct call *c)
     if (other >= s->gpu_count || other == c->q->device ||
         s->gpus[other].node != c->process->node)
         c->reply.error = E_INVALID_DEVICE;
+    else if (!gpus_are_peers(s, (int)c->q->device, (int)other))
+        c->reply.error = E_NOT_SUPPORTED_PEER;
+    else if (c->q->a[1] && s->inject.few_peers)
+        c->reply.error = E_TOO_MANY_PEERS;
     else if (c->q->a[1] && *peers >> other & 1)
         c->reply.error = E_PEER_ALREADY;
     else if (!c->q->a[1] && !(*peers >> other & 1))

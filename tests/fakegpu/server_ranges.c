@@ -38,8 +38,6 @@ static void reduce(struct server *s, struct op *op, const void *argument)
     for (uint32_t i = 0; i < arg->outs && i < GW_K_INPUTS; i++)
         if (arg->out[i])
             writes(s, op, (const char *)arg->out[i] + arg->first * out, arg->count * out);
-    if (arg->accumulator)
-        writes(s, op, arg->accumulator + arg->first, arg->count * sizeof(float));
     writes(s, op, arg->lanes,
            gw_k_chunks(arg->count) * GW_K_LANES * sizeof(struct gw_k_partial));
 }
@@ -50,14 +48,6 @@ static void partials(struct server *s, struct op *op, const void *argument)
 
     reads(s, op, arg->lanes, arg->chunks * GW_K_LANES * sizeof(struct gw_k_partial));
     writes(s, op, arg->partials, arg->chunks * sizeof(struct gw_k_partial));
-}
-
-static void add(struct server *s, struct op *op, const void *argument)
-{
-    const struct gw_k_add *arg = argument;
-
-    reads(s, op, arg->in, arg->count * sizeof(float));
-    writes(s, op, arg->out, arg->count * sizeof(float));
 }
 
 static void fill(struct server *s, struct op *op, const void *argument)
@@ -73,16 +63,6 @@ static void cast(struct server *s, struct op *op, const void *argument)
 
     reads(s, op, arg->in, arg->count * size_of(arg->in_type));
     writes(s, op, arg->out, arg->count * size_of(arg->out_type));
-}
-
-static void copy(struct server *s, struct op *op, const void *argument)
-{
-    const struct gw_k_copy *arg = argument;
-
-    for (uint32_t i = 0; i < arg->segments && i < GW_K_SEGMENTS; i++) {
-        reads(s, op, arg->segment[i].from, arg->segment[i].bytes);
-        writes(s, op, arg->segment[i].to, arg->segment[i].bytes);
-    }
 }
 
 /* The list of buckets is memory of the process too. */
@@ -117,10 +97,8 @@ void kernel_ranges(struct server *s, struct op *op)
     } known[] = {
         {"gw_k_reduce", sizeof(struct gw_k_reduce), reduce},
         {"gw_k_partials", sizeof(struct gw_k_partials), partials},
-        {"gw_k_add", sizeof(struct gw_k_add), add},
         {"gw_k_fill", sizeof(struct gw_k_fill), fill},
         {"gw_k_cast", sizeof(struct gw_k_cast), cast},
-        {"gw_k_copy", sizeof(struct gw_k_copy), copy},
         {"gw_k_verdict", sizeof(struct gw_k_verdict), verdict},
         {"gw_k_test_fill", sizeof(struct gw_k_test_fill), test_fill},
     };

@@ -70,6 +70,10 @@ static void ipc_open(struct server *s, struct call *c)
         c->reply.error = E_ALREADY_MAPPED;
         return;
     }
+    if ((int)c->q->device != phys->gpu && !gpus_are_peers(s, (int)c->q->device, phys->gpu)) {
+        c->reply.error = E_INVALID_DEVICE;
+        return;
+    }
     address = address_new(s, phys->bytes, 0);
     map = address ? map_new(s, c->process, MAP_IPC, phys, address, phys->bytes, 0,
                             PROT_READ | PROT_WRITE)
@@ -77,6 +81,7 @@ static void ipc_open(struct server *s, struct call *c)
     c->reply.error = E_OUT_OF_MEMORY;
     if (!map)
         return;
+    map->gpu = (int)c->q->device;
     phys->imports++;
     s->counts.imports++;
     c->reply.v[0] = address;
@@ -337,6 +342,11 @@ static void vmm_access(struct server *s, struct call *c)
         if (map->process != c->process || map->kind != MAP_VMM || map->address < address ||
             map->address + map->bytes > end)
             continue;
+        if ((int)c->q->device != map->gpu &&
+            (s->inject.few_peers || !gpus_are_peers(s, (int)c->q->device, map->gpu))) {
+            c->reply.error = E_INVALID_DEVICE;
+            return;
+        }
         map->readable = c->q->a[2] ? map->readable | bit : map->readable & ~bit;
         map->writable = c->q->a[2] == 3 ? map->writable | bit : map->writable & ~bit;
         mprotect((void *)(uintptr_t)map->address, map->mapped_bytes,

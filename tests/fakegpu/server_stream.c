@@ -17,9 +17,19 @@ struct stream *stream_find(struct server *s, const struct process *p, uint64_t n
     return stream->process == p ? stream : NULL;
 }
 
+/* As many as `inject streams` lets a process have on a GPU. */
+static bool no_more(const struct server *s, const struct process *p, int gpu)
+{
+    uint32_t count = 0;
+
+    for (uint32_t i = 0; i < s->stream_count; i++)
+        count += s->streams[i]->process == p && s->streams[i]->gpu == gpu && !s->streams[i]->closed;
+    return s->inject.streams && count >= s->inject.streams;
+}
+
 struct stream *stream_new(struct server *s, struct process *p, int gpu, bool blocking)
 {
-    struct stream *stream = calloc(1, sizeof(*stream));
+    struct stream *stream = no_more(s, p, gpu) ? NULL : calloc(1, sizeof(*stream));
     struct stream **streams;
 
     if (!stream)

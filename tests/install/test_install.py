@@ -79,6 +79,7 @@ def one(tree, pattern):
     r"/include/gradwire/cuda\.h$", r"/include/gradwire/errors\.h$",
     r"/pkgconfig/libgradwire\.pc$", r"/include/gradwire/deepspeed\.h$",
     r"/libgradwire-deepspeed\.so\.0$", r"/pkgconfig/gradwire-deepspeed\.pc$",
+    r"/include/gradwire/mpi\.h$",
     r"systemd/system/gradwired\.service$", r"gradwired\.conf$",
     r"/man8/gradwired\.8", r"/man1/gwctl\.1", r"/man5/gradwired\.conf\.5"])
 def test_is_installed(tree, pattern):
@@ -91,7 +92,7 @@ def test_nothing_internal_is_installed(tree):
                      or n in ("wire.h", "shm.h", "core.h") or n.startswith("test_"))
     assert not strange
     headers = {p.name for p in files(tree) if p.suffix == ".h"}
-    assert headers == {"gradwire.h", "cuda.h", "deepspeed.h", "errors.h"}
+    assert headers == {"gradwire.h", "cuda.h", "deepspeed.h", "errors.h", "mpi.h"}
 
 
 def test_permissions(tree):

@@ -16,6 +16,15 @@ SLOWER = int(os.environ.get("GW_TEST_SLOWER", "1"))
 PLACE = BUILD / "tests/fakegpu"
 
 
+def control(socket, *command):
+    """Answer to a control line (server_control.c lists them)."""
+    done = subprocess.run([PLACE / "fakegpu-ctl", *map(str, command)], text=True,
+                          env=os.environ | {"FAKEGPU_SOCKET": str(socket)},
+                          timeout=20 * SLOWER, capture_output=True)
+    assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+    return done.stdout
+
+
 class FakeGpus:
     def __init__(self, gpus, seed, options=()):
         self.seed = seed
@@ -38,12 +47,7 @@ class FakeGpus:
         return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
 
     def control(self, *command):
-        """Answer to a control line (server_control.c lists them)."""
-        done = subprocess.run([PLACE / "fakegpu-ctl", *map(str, command)], text=True,
-                              env=os.environ | {"FAKEGPU_SOCKET": str(self.socket)},
-                              timeout=20 * SLOWER, capture_output=True)
-        assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
-        return done.stdout
+        return control(self.socket, *command)
 
     def report(self):
         return json.loads(self.control("report"))

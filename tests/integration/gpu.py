@@ -52,7 +52,7 @@ class Gpu:
         self.ordinal = rank % count.value
         self.do("cuDevicePrimaryCtxRetain", C.byref(context), self.ordinal)
         self.do("cuCtxSetCurrent", context)
-        self.streams, self.memory = [], set()
+        self.streams, self.memory, self.pinned = [], set(), []
         self.stream = self.new_stream()
         self.device = C.c_void_p()
         self.gradwire("gw_cuda_device_new", self.ordinal, C.byref(self.device))
@@ -64,6 +64,8 @@ class Gpu:
             self.free(address)
         for stream in self.streams:
             self.do("cuStreamDestroy_v2", stream)
+        for host in self.pinned:
+            self.do("cuMemFreeHost", host)
         self.library.gw_cuda_device_free(self.device)
         self.do("cuDevicePrimaryCtxRelease_v2", self.ordinal)
 
@@ -142,6 +144,18 @@ class Gpu:
         address = self.alloc(4 * count)
         self.put(address, struct.pack("f", value) * count)
         return address
+
+    def hold(self, stream=None):
+        """The stream waits for a word of nobody's but ours; the function that is returned lets it
+        go on."""
+        host, address = C.c_void_p(), C.c_uint64()
+        self.do("cuMemHostAlloc", C.byref(host), C.c_size_t(8), 1 | 2)  # portable, device map
+        self.pinned.append(host)
+        word = C.c_uint64.from_address(host.value)
+        word.value = 0
+        self.do("cuMemHostGetDevicePointer_v2", C.byref(address), host, 0)
+        self.do("cuStreamWaitValue64_v2", stream or self.stream, address, C.c_uint64(1), 0)
+        return lambda: setattr(word, "value", 1)
 
     def wait(self, job, token, stream=None):
         """gw_stream_wait; `token` is a gw.Token."""

@@ -6,6 +6,7 @@ that go on, other jobs untouched; and who may use a GPU.
 import ctypes
 import os
 import signal
+import threading
 import time
 
 import pytest
@@ -131,6 +132,62 @@ def test_streams_go_on_when_a_rank_dies(where):
         assert kind == "ok", results
         (name, text), on = value
         assert name == "GW_E_PEER_LOST" and "rank 1" in text and on
+
+
+# ---- a close while streams are busy --------------------------------------------------------------
+
+
+def closes_with_words_raised(rank, world, where):
+    """Rank 1 dies while rank 0's gradient is not written yet, but all is declared and launched: the
+    engine raises the words that its streams wait for."""
+    job = join(rank, world, where)
+    job.param("p0", N)
+    job.seal(stage=2, bucket_bytes=4 * N)
+    source = gw.GPU.constant(N, 1.0)
+    job.barrier()
+    p, n = job.acquire(0)
+    go = gw.GPU.hold() if rank == 0 else None
+    gw.GPU.copy(p.address, source, 4 * n)
+    job.ready(0)
+    job.step_end()
+    flag(where, f"waits{rank}")
+    await_flag(where, "killed")
+    told = named(lambda: job.wait_step(30 * S))
+    busy = gw.GPU.cuda.cuStreamQuery(gw.GPU.stream) != 0
+    threading.Timer(0.2, go).start()
+    job.close()
+    return told[0], busy
+
+
+def test_a_close_waits_for_streams_and_not_for_words(where, gpus):
+    ranks = gw.Ranks(2, closes_with_words_raised, 2, where)
+    for r in range(2):
+        await_flag(where, f"waits{r}")
+    ranks.kill(1)
+    flag(where, "killed")
+    results = ranks.join(60)
+    assert results[0] == ("ok", ("GW_E_PEER_LOST", True)), results
+    gpus.allowed = {"leak_mapping"}  # of a close that waited for long enough
+
+
+def closes_behind_its_last_call(rank, world, where):
+    job = join(rank, world, where)
+    job.param("p0", N, "u0")
+    job.seal(stage=0, bucket_bytes=4 * N)
+    scratch, stream = gw.GPU.alloc(4 * N), gw.GPU.new_stream()
+    token = job.fetch(0)
+    job.wait(token)
+    gw.GPU.wait(job, token, stream)  # reached: nothing is enqueued
+    go = gw.GPU.hold(stream)
+    gw.GPU.copy(scratch, job.values(0, N, whole=True).address, 4 * N, stream)
+    threading.Timer(0.2, go).start()
+    job.close()
+    gw.GPU.sync(stream)
+
+
+def test_a_close_waits_for_work_behind_the_last_call(where, gpus):
+    gw.run(1, closes_behind_its_last_call, 1, where)
+    gpus.allowed = {"leak_mapping"}
 
 
 # ---- errors of the driver and of NCCL ------------------------------------------------------------

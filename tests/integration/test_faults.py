@@ -118,7 +118,10 @@ def until(job, state, stage, where, rank):
         return
     job.update_commit()
     if gw.GPU:
-        gw.GPU.sync()  # a commit counts once its stream has come to it
+        # A commit counts once the engine was told that the stream has come to it; that goes before
+        # what a fetch waits for.
+        job.wait(job.fetch(0))
+        job.release(0)
 
 
 def flag(where, name):
@@ -192,7 +195,9 @@ def test_a_rank_killed_in_any_state_and_the_job_formed_anew(where, daemon, state
         steps_done = {"joined": 0, "registered": 0, "sealed": 0, "written": 0, "committed": 2}.get(
             state, 1)
         want = [v - steps_done for v in INITIAL]
-        for generation, first, second, uniform in (rank0, value1):
+        for value in (rank0, value1):
+            assert len(value) == 4, (rank0, value1)
+            generation, first, second, uniform = value
             assert generation == 2
             assert uniform
             assert first == want

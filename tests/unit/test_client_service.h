@@ -66,7 +66,8 @@ static struct {
     uint32_t device; /* that JOINED names */
     int import_code; /* of BUFFER_IMPORT */
     int export_code; /* of the device */
-    bool hold;       /* streams do not come to their raises */
+    bool hold;       /* streams do not come to their raises, and are never idle */
+    unsigned busy;   /* looks at a stream before it is idle */
     bool raise_fails;
     struct sv_grant grants[8];
     unsigned grant_count, granted;
@@ -259,6 +260,18 @@ static int sv_stream_raise(struct gw_device *device, void *stream, uint64_t addr
     return 0;
 }
 
+static int sv_stream_idle(struct gw_device *device, void *stream)
+{
+    (void)device;
+    if (sv.busy == 0 && !sv.hold)
+        sv_note("idle s%u", sv_stream(stream));
+    if (sv.busy > 0)
+        sv.busy--;
+    else if (!sv.hold)
+        return 0;
+    return GW_E_AGAIN;
+}
+
 static bool sv_on_device(struct gw_device *device, const void *base)
 {
     (void)device;
@@ -311,6 +324,7 @@ static const struct gw_device_ops sv_ops = {
     .stream_free = sv_stream_free,
     .stream_wait = sv_stream_wait,
     .stream_raise = sv_stream_raise,
+    .stream_idle = sv_stream_idle,
     .on_device = sv_on_device,
     .copy = sv_copy,
     .host_new = sv_host_new,

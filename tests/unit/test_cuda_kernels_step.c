@@ -69,35 +69,6 @@ static void fill_repeats_the_word(void **state)
     }
 }
 
-static void copies_of_all_sizes_and_alignments(void **state)
-{
-    (void)state;
-    for (uint32_t bytes = 0; bytes < 100; bytes++)
-        for (uint32_t a = 0; a < 20; a++)
-            for (uint32_t b = 0; b < 20; b += 1 + a % 3) {
-                const struct gw_k_copy arg = {.segment = {{from + a, to + b, bytes}},
-                                              .segments = 1};
-                fill_bytes();
-                memcpy(expected + b, from + a, bytes);
-                RUN(gw_k_copy, &arg, 2);
-                assert_memory_equal(to, expected, 128);
-            }
-}
-
-static void copies_of_many_segments(void **state)
-{
-    struct gw_k_copy arg = {.segments = GW_K_SEGMENTS};
-
-    (void)state;
-    fill_bytes();
-    for (uint32_t i = 0; i < GW_K_SEGMENTS; i++) { /* of 0 to 63 bytes, backwards, with gaps */
-        arg.segment[i] = (struct gw_k_segment){from + i * 64, to + (63 - i) * 65, i};
-        memcpy(expected + (63 - i) * 65, from + i * 64, i);
-    }
-    RUN(gw_k_copy, &arg, 7);
-    assert_memory_equal(to, expected, sizeof(to));
-}
-
 /* ---- verdict --------------------------------------------------------------------------------- */
 
 #define BUCKETS 9u
@@ -434,8 +405,6 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(add_overwrites_or_adds),
         cmocka_unit_test(fill_repeats_the_word),
-        cmocka_unit_test(copies_of_all_sizes_and_alignments),
-        cmocka_unit_test(copies_of_many_segments),
         cmocka_unit_test(the_verdict_is_the_ordered_sum),
         cmocka_unit_test(squares_are_added_in_order),
         cmocka_unit_test(the_verdict_names_the_first_bucket_with_an_overflow),

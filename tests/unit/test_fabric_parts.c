@@ -52,9 +52,9 @@ static void neighbouring_copies_are_one(void **state)
 {
     static char to[100], from[100], far[100];
     struct fabric_segment segments[] = {
-        {to, from, 10},      {to + 10, from + 10, 5}, {to + 15, from + 15, 0},
-        {to + 15, far, 5},   {to + 20, far + 6, 5},   {to + 25, far + 11, 5},
-        {to + 40, to + 40, 8}, {to + 30, far + 16, 1}};
+        {to, from, 10, 0},        {to + 10, from + 10, 5, 0}, {to + 15, from + 15, 0, 0},
+        {to + 15, far, 5, 0},     {to + 20, far + 6, 5, 0},   {to + 25, far + 11, 5, 0},
+        {to + 40, to + 40, 8, 0}, {to + 30, far + 16, 1, 0}};
 
     (void)state;
     assert_int_equal(parts_coalesce(segments, 8), 3);
@@ -66,6 +66,21 @@ static void neighbouring_copies_are_one(void **state)
     assert_ptr_equal(segments[2].from, far + 6);
     assert_int_equal(segments[2].bytes, 11);
     assert_int_equal(parts_coalesce(NULL, 0), 0);
+}
+
+/* Side by side in addresses, on two GPUs: no one copy is of both. */
+static void neighbours_of_two_owners_stay_apart(void **state)
+{
+    static char to[20], from[20];
+    struct fabric_segment segments[] = {
+        {to, from, 5, 1}, {to + 5, from + 5, 5, 1}, {to + 10, from + 10, 5, 2}};
+
+    (void)state;
+    assert_int_equal(parts_coalesce(segments, 3), 2);
+    assert_int_equal(segments[0].bytes, 10);
+    assert_int_equal(segments[0].owner, 1);
+    assert_ptr_equal(segments[1].from, from + 10);
+    assert_int_equal(segments[1].owner, 2);
 }
 
 static void assert_run(const uint8_t *bits, uint64_t bytes, uint32_t first, uint32_t word,
@@ -149,6 +164,7 @@ int main(void)
         cmocka_unit_test(pieces_are_whole_chunks_that_fit),
         cmocka_unit_test(shares_cover_a_total_that_does_not_divide),
         cmocka_unit_test(neighbouring_copies_are_one),
+        cmocka_unit_test(neighbours_of_two_owners_stay_apart),
         cmocka_unit_test(used_bits_go_by_runs_of_words),
         cmocka_unit_test(unused_buckets_go_by_runs),
         cmocka_unit_test(groups_are_their_ordered_lists),

@@ -49,6 +49,7 @@
     CALL(cuMemSetAccess)                                                                           \
     CALL(cuMemExportToShareableHandle)                                                             \
     CALL(cuMemcpyAsync)                                                                            \
+    CALL(cuMemcpyPeerAsync)                                                                        \
     CALL(cuMemsetD8Async)                                                                          \
     CALL(cuMemGetAddressRange)                                                                     \
     CALL(cuIpcOpenMemHandle)                                                                       \

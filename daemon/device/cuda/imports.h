@@ -3,8 +3,10 @@
  * Imported allocations of clients: one opening per client and handle, shared by all buffers that
  * lie in it. Pure: opening and closing are the caller's. Loop thread.
  *
- * A handle names a whole allocation, and opening it twice in a process is undefined. A client's
- * number is never used twice, so a handle of a client that is gone meets no new one.
+ * A handle names a whole allocation, and one context per device of a process may have it open.
+ * Opened there once more, CUDA would count and give the same address (cuIpcOpenMemHandle); we count
+ * ourselves, for the last buffer that goes is also the end of the lease. A client's number is never
+ * used twice, so a handle of a client that is gone meets no new one.
  */
 #ifndef GW_DEVICE_CUDA_IMPORTS_H
 #define GW_DEVICE_CUDA_IMPORTS_H

@@ -162,7 +162,7 @@ GW_DEVICE struct sums sum8(const struct gw_k_reduce *arg, uint32_t type, uint32_
         float value[8];
         GW_UNROLL
         for (uint32_t i = 0; i < 8; i++)
-            value[i] = decode(type, raw[e][i]);
+            value[i] = rounded_to(arg->round_type, decode(type, raw[e][i]));
         sum.at[e] = tree8(value, n);
     }
     return sum;
@@ -202,23 +202,42 @@ GW_DEVICE struct sums sum64(const struct gw_k_reduce *arg, uint32_t type, uint64
 }
 
 struct lane {
-    double squares;
+    double norm;
     uint64_t nonfinite;
 };
+
+GW_DEVICE uint64_t double_bits(double value)
+{
+#ifdef __CUDACC__
+    return (uint64_t)__double_as_longlong(value);
+#else
+    uint64_t bits;
+
+    memcpy(&bits, &value, sizeof(bits));
+    return bits;
+#endif
+}
+
+/* Of numbers that are not negative, and of NaNs, which win. */
+GW_DEVICE double larger(double a, double b)
+{
+    return double_bits(a) > double_bits(b) ? a : b;
+}
 
 GW_DEVICE void finish_element(const struct gw_k_reduce *arg, uint64_t at, float sum,
                               struct lane *lane)
 {
     float value = sum * arg->scale;
 
-    if (arg->accumulator) {
-        value = arg->accumulator[at] + value;
-        arg->accumulator[at] = value;
-    }
+    if (arg->accumulate)
+        value = decode(arg->out_type, read_raw(arg->out[0], arg->out_type, at)) + value;
     for (uint32_t i = 0; i < arg->outs; i++)
         write_as(arg->out[i], arg->out_type, at, value);
     value = rounded_to(arg->out_type, value);
-    lane->squares = lane->squares + (double)value * (double)value;
+    if (arg->max)
+        lane->norm = larger(lane->norm, (double)gw_k_float(gw_k_bits(value) & 0x7fffffffu));
+    else
+        lane->norm = lane->norm + (double)value * (double)value;
     lane->nonfinite += (gw_k_bits(value) & 0x7f800000u) == 0x7f800000u;
 }
 
@@ -262,12 +281,17 @@ GW_KERNEL(gw_k_reduce)
     for (uint64_t i = gw_k_index(); i < pieces; i += gw_k_count()) {
         uint64_t begin = arg->first + i / GW_K_LANES * GW_K_CHUNK;
         uint64_t end = last - begin < GW_K_CHUNK ? last : begin + GW_K_CHUNK;
-        lane.squares = 0;
+        lane.norm = 0;
         lane.nonfinite = 0;
         reduce_some(arg, begin + i % GW_K_LANES, GW_K_LANES, end, &lane);
-        arg->lanes[i].squares = lane.squares;
+        arg->lanes[i].norm = lane.norm;
         arg->lanes[i].nonfinite = lane.nonfinite;
     }
+}
+
+GW_DEVICE double joined(double a, double b, uint64_t max)
+{
+    return max ? larger(a, b) : a + b;
 }
 
 GW_KERNEL(gw_k_partials)
@@ -279,29 +303,22 @@ GW_KERNEL(gw_k_partials)
 
         GW_UNROLL
         for (uint32_t j = 0; j < GW_K_LANES; j++) {
-            sum[j] = from[j].squares;
+            sum[j] = from[j].norm;
             nonfinite += from[j].nonfinite;
         }
         GW_UNROLL
         for (uint32_t j = 0; j < 8; j++)
-            sum[j] = sum[2 * j] + sum[2 * j + 1];
+            sum[j] = joined(sum[2 * j], sum[2 * j + 1], arg->max);
         GW_UNROLL
         for (uint32_t j = 0; j < 4; j++)
-            sum[j] = sum[2 * j] + sum[2 * j + 1];
-        arg->partials[i].squares = (sum[0] + sum[1]) + (sum[2] + sum[3]);
+            sum[j] = joined(sum[2 * j], sum[2 * j + 1], arg->max);
+        arg->partials[i].norm = joined(joined(sum[0], sum[1], arg->max),
+                                       joined(sum[2], sum[3], arg->max), arg->max);
         arg->partials[i].nonfinite = nonfinite;
     }
 }
 
 /* ---- moving ---------------------------------------------------------------------------------- */
-
-GW_KERNEL(gw_k_add)
-{
-    for (uint64_t i = gw_k_index(); i < arg->count; i += gw_k_count()) {
-        float value = arg->in ? arg->in[i] : 0.0f;
-        arg->out[i] = arg->accumulate ? arg->out[i] + value : value;
-    }
-}
 
 GW_KERNEL(gw_k_fill)
 {
@@ -327,70 +344,35 @@ GW_KERNEL(gw_k_cast)
     }
 }
 
-#define PIECE 16u
-
-struct piece { /* one load and one store of a GPU */
-    uint32_t word[4];
-} __attribute__((aligned(16)));
-
-GW_DEVICE void copy_bytes(uint8_t *to, const uint8_t *from, uint64_t bytes, uint32_t together)
-{
-    if (bytes == PIECE && together % PIECE == 0) {
-        *(struct piece *)(void *)to = *(const struct piece *)(const void *)from;
-    } else if (bytes == PIECE && together % 4u == 0) {
-        for (uint32_t i = 0; i < 4; i++)
-            ((uint32_t *)(void *)to)[i] = ((const uint32_t *)(const void *)from)[i];
-    } else {
-        for (uint64_t i = 0; i < bytes; i++)
-            to[i] = from[i];
-    }
-}
-
-GW_KERNEL(gw_k_copy)
-{
-    for (uint32_t s = 0; s < arg->segments; s++) {
-        const struct gw_k_segment *segment = &arg->segment[s];
-        uint64_t pieces = (segment->bytes + PIECE - 1u) / PIECE;
-        /* Zero in the bits that are zero in both. */
-        uint32_t together = (uint32_t)((uintptr_t)segment->from | (uintptr_t)segment->to);
-
-        for (uint64_t i = gw_k_index(); i < pieces; i += gw_k_count()) {
-            uint64_t rest = segment->bytes - i * PIECE;
-            copy_bytes((uint8_t *)segment->to + i * PIECE,
-                       (const uint8_t *)segment->from + i * PIECE, rest < PIECE ? rest : PIECE,
-                       together);
-        }
-    }
-}
-
 /* ---- verdict --------------------------------------------------------------------------------- */
 
 #define VERDICT_WORDS 5u
 #define AHEAD 8u /* partials that are read before the first of them is added */
 
 struct step_sum {
-    double squares;
+    double norm;
     uint32_t nonfinite, first_bucket;
 };
 
-GW_DEVICE void add_bucket(struct step_sum *sum, const struct gw_k_bucket *bucket, uint32_t index)
+GW_DEVICE void add_bucket(struct step_sum *sum, const struct gw_k_bucket *bucket, uint32_t index,
+                          uint64_t max)
 {
     const struct gw_k_partial *partials = bucket->partials;
     uint64_t nonfinite = 0, i = 0;
 
     for (; bucket->chunks - i >= AHEAD; i += AHEAD) {
-        double squares[AHEAD];
+        double norm[AHEAD];
         GW_UNROLL
         for (uint32_t j = 0; j < AHEAD; j++) {
-            squares[j] = partials[i + j].squares;
+            norm[j] = partials[i + j].norm;
             nonfinite |= partials[i + j].nonfinite;
         }
         GW_UNROLL
         for (uint32_t j = 0; j < AHEAD; j++)
-            sum->squares = sum->squares + squares[j];
+            sum->norm = joined(sum->norm, norm[j], max);
     }
     for (; i < bucket->chunks; i++) {
-        sum->squares = sum->squares + partials[i].squares;
+        sum->norm = joined(sum->norm, partials[i].norm, max);
         nonfinite |= partials[i].nonfinite;
     }
     if (nonfinite && !sum->nonfinite) {
@@ -399,23 +381,11 @@ GW_DEVICE void add_bucket(struct step_sum *sum, const struct gw_k_bucket *bucket
     }
 }
 
-GW_DEVICE uint64_t double_bits(double value)
-{
-#ifdef __CUDACC__
-    return (uint64_t)__double_as_longlong(value);
-#else
-    uint64_t bits;
-
-    memcpy(&bits, &value, sizeof(bits));
-    return bits;
-#endif
-}
-
 /* The words of struct gw_shm_verdict, whose members are two halves each where they are small. */
 GW_DEVICE void verdict_words(const struct gw_k_verdict *arg, const struct step_sum *sum,
                              uint64_t words[VERDICT_WORDS])
 {
-    double norm = (double)(float)sqrt(sum->squares);
+    double norm = (double)(float)(arg->max ? sum->norm : sqrt(sum->norm));
     double clip = arg->clip_norm > 0 ? arg->clip_norm / (norm + 1e-6) : 1.0;
     float factor = sum->nonfinite ? 0.0f : clip < 1 ? (float)clip : 1.0f;
 
@@ -437,7 +407,7 @@ GW_KERNEL(gw_k_verdict)
     if (gw_k_index() != 0)
         return;
     for (uint32_t b = 0; b < arg->bucket_count; b++)
-        add_bucket(&sum, &arg->buckets[b], b);
+        add_bucket(&sum, &arg->buckets[b], b, arg->max);
     verdict_words(arg, &sum, words);
     /* A reader may look at any time: word by word; the step slot's value publishes. */
     for (uint32_t i = 0; i < 2; i++)
@@ -598,22 +568,10 @@ static int launch(const void *kernel, const void *arg, uint64_t work, uint64_t t
         return launch((const void *)gw_k_##name, arg, work, threads, stream);                      \
     }
 
-static uint64_t copy_work(const struct gw_k_copy *arg)
-{
-    uint64_t most = 0;
-
-    for (uint32_t i = 0; i < arg->segments; i++)
-        if (arg->segment[i].bytes > most)
-            most = arg->segment[i].bytes;
-    return (most + PIECE - 1) / PIECE;
-}
-
 LAUNCH(reduce, arg->lanes ? gw_k_chunks(arg->count) * GW_K_LANES : (arg->count + GROUP - 1) / GROUP)
 LAUNCH(partials, arg->chunks)
-LAUNCH(add, arg->count)
 LAUNCH(fill, (arg->bytes + 3) / 4)
 LAUNCH(cast, arg->count)
-LAUNCH(copy, copy_work(arg))
 LAUNCH(verdict, arg->board_bits && arg->bits_bytes > 1 ? arg->bits_bytes : 1)
 LAUNCH(stamp, 1)
 LAUNCH(begin, 1)
@@ -625,10 +583,10 @@ LAUNCH(finish, arg->signals > 1 ? arg->signals : 1)
 extern "C" int cuda_load_kernels(void)
 {
     static const void *const kernels[] = {
-        (const void *)gw_k_reduce,  (const void *)gw_k_partials, (const void *)gw_k_add,
-        (const void *)gw_k_fill,    (const void *)gw_k_cast,     (const void *)gw_k_copy,
-        (const void *)gw_k_verdict, (const void *)gw_k_stamp,    (const void *)gw_k_begin,
-        (const void *)gw_k_end,     (const void *)gw_k_hold,     (const void *)gw_k_finish,
+        (const void *)gw_k_reduce, (const void *)gw_k_partials,
+        (const void *)gw_k_fill,   (const void *)gw_k_cast,     (const void *)gw_k_verdict,
+        (const void *)gw_k_stamp,  (const void *)gw_k_begin,    (const void *)gw_k_end,
+        (const void *)gw_k_hold,   (const void *)gw_k_finish,
     };
     cudaError_t error = cudaSuccess;
 
@@ -665,10 +623,8 @@ _Static_assert(sizeof(struct gw_shm_verdict) == VERDICT_WORDS * 8u &&
 GW_KERNEL_TABLE_BEGIN
 GW_KERNEL_ENTRY(gw_k_reduce)
 GW_KERNEL_ENTRY(gw_k_partials)
-GW_KERNEL_ENTRY(gw_k_add)
 GW_KERNEL_ENTRY(gw_k_fill)
 GW_KERNEL_ENTRY(gw_k_cast)
-GW_KERNEL_ENTRY(gw_k_copy)
 GW_KERNEL_ENTRY(gw_k_verdict)
 GW_KERNEL_ENTRY(gw_k_stamp)
 GW_KERNEL_ENTRY(gw_k_begin)

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Kernels of the cuda device and what they take: one struct each, passed by value. Sums have the
- * bits of daemon/device/host/kernels.h, which states the contract: fixed binary tree over inputs in
- * fp32, then one fp32 multiply, then one fp32 add; squares in 16 double lanes per chunk.
+ * bits of daemon/device/host/kernels.h, which states the contract.
  *
  * cuda_launch_x enqueues gw_k_x on a stream of the current device and returns the cudaError_t; any
  * thread; the argument is copied. `threads` bounds how many threads run at once (blocks are of
@@ -22,7 +21,6 @@ extern "C" {
 #define GW_K_CHUNK 4096u /* elements; KERNEL_CHUNK */
 #define GW_K_LANES 16u
 #define GW_K_INPUTS 64u  /* GW_RANKS_MAX */
-#define GW_K_SEGMENTS 64u
 #define GW_K_SIGNALS 64u
 
 enum gw_k_type { GW_K_FP32 = 0, GW_K_FP16 = 1, GW_K_BF16 = 2 };
@@ -31,40 +29,33 @@ enum gw_k_type { GW_K_FP32 = 0, GW_K_FP16 = 1, GW_K_BF16 = 2 };
 
 /* struct kernel_partial. */
 struct gw_k_partial {
-    double squares;
+    double norm;
     uint64_t nonfinite;
 };
 
-/* value = scale * tree(in), rounded once to out_type and stored to each out. With an accumulator,
- * value = accumulator + scale * tree(in), which is stored there in fp32 too. Outs and accumulator
- * may be inputs (the same address for the same element), else nothing overlaps. */
+/* value = scale * tree(in), each input rounded to round_type first if that is a half; with
+ * accumulate, value = out[0] + that; rounded once to out_type and stored to each out. Outs may be
+ * inputs (the same address for the same element, and type), else nothing overlaps. */
 struct gw_k_reduce {
     const void *in[GW_K_INPUTS]; /* NULL: zeros */
     void *out[GW_K_INPUTS];
-    float *accumulator;          /* NULL: none */
-    /* NULL, or of each chunk of `count` GW_K_LANES entries: squares and non-finite elements of the
-     * values stored (after rounding, if out_type is a half). gw_k_partials adds them. */
+    /* NULL, or of each chunk of `count` GW_K_LANES entries: squares (max: the largest |x|) and
+     * non-finite elements of the values stored. gw_k_partials joins them. */
     struct gw_k_partial *lanes;
     uint64_t first, count;       /* elements [first, first + count) of every pointer */
     uint32_t n;                  /* 1..GW_K_INPUTS */
-    uint32_t outs;               /* 0 only with an accumulator */
-    uint32_t in_type, out_type;  /* enum gw_k_type */
+    uint32_t outs;               /* >= 1 */
+    uint32_t in_type, out_type, round_type; /* enum gw_k_type */
+    uint32_t accumulate, max;
     float scale;
 };
 
-/* partials[chunk] = its lanes, added pairwise: ((0+1)+(2+3))+... */
+/* partials[chunk] = its lanes, added pairwise: ((0+1)+(2+3))+..., or the largest. */
 struct gw_k_partials {
     const struct gw_k_partial *lanes;
     struct gw_k_partial *partials;
     uint64_t chunks;
-};
-
-/* out = in, or out + in; in NULL: zeros. fp32. */
-struct gw_k_add {
-    float *out;
-    const float *in;
-    uint64_t count;
-    uint32_t accumulate;
+    uint64_t max;
 };
 
 /* Bytes of `word`, repeated. `to` is a multiple of 4. */
@@ -80,18 +71,6 @@ struct gw_k_cast {
     void *out;
     uint64_t count;
     uint32_t in_type, out_type;
-};
-
-struct gw_k_segment {
-    const void *from;
-    void *to;
-    uint64_t bytes;
-};
-
-/* Any alignment; fast if both sides of a segment are multiples of 16. */
-struct gw_k_copy {
-    struct gw_k_segment segment[GW_K_SEGMENTS];
-    uint32_t segments;
 };
 
 /* Partials of one bucket: slice by slice, chunk by chunk. */
@@ -110,6 +89,7 @@ struct gw_k_verdict {
     uint64_t step, digest;
     double clip_norm; /* 0: none */
     uint32_t bucket_count, used_params;
+    uint64_t max; /* the norm is the largest partial, not the root of their sum */
 };
 
 /* ---- time, signals ----------------------------------------------------------------------------
@@ -189,10 +169,8 @@ struct gw_k_finish {
     int cuda_launch_##name(const struct gw_k_##name *arg, uint64_t threads, void *stream)
 GW_K_LAUNCH(reduce);
 GW_K_LAUNCH(partials);
-GW_K_LAUNCH(add);
 GW_K_LAUNCH(fill);
 GW_K_LAUNCH(cast);
-GW_K_LAUNCH(copy);
 GW_K_LAUNCH(verdict);
 GW_K_LAUNCH(stamp);
 GW_K_LAUNCH(begin);

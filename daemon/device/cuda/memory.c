@@ -404,44 +404,50 @@ static struct cuda_gpu *owner_of(struct cuda_device *device, const void *at)
     return NULL;
 }
 
-static void copy_by(struct cuda_gpu *gpu, void *to, const void *from, size_t bytes)
+bool cuda_imported(const struct device *device, const void *at)
 {
-    CUresult result = cu.cuCtxSetCurrent(gpu->context);
+    const struct cuda_import *open = cuda_of(device)->imports.first;
 
-    if (result == CUDA_SUCCESS)
-        result = cu.cuMemcpyAsync(address(to), address(from), bytes, gpu->setup);
-    if (cuda_good(gpu, result, "cuMemcpyAsync", 0))
-        (void)cuda_settle(gpu, gpu->setup);
+    while (open && address(at) - open->base >= open->bytes)
+        open = open->next;
+    return open != NULL;
 }
 
-/* Between GPUs that do not reach each other: through the host. */
-static void copy_around(struct cuda_gpu *owner, struct cuda_gpu *reader, void *to, const void *from,
-                        size_t bytes)
+/* By two contexts: the driver has each GPU use its own memory, and brings it over the host where
+ * there is no other way. A plain copy is for what its stream's GPU reaches: memory of cuMemCreate
+ * wants cuMemSetAccess for that (PyTorch's allocator for expandable segments decides alike, and
+ * says that only this call is right there). */
+int cuda_copy_apart(struct device *device, void *to, uint32_t to_rank, const void *from,
+                    uint32_t from_rank, uint64_t bytes, void *stream)
 {
-    static const size_t piece = 1u << 20;
-    char *between = malloc(piece);
+    const struct cuda_gpu *gpus = cuda_of(device)->gpus;
 
-    for (size_t done = 0; between && done < bytes; done += piece) {
-        size_t part = bytes - done < piece ? bytes - done : piece;
-        copy_by(reader, between, (const char *)from + done, part);
-        copy_by(owner, (char *)to + done, between, part);
-    }
-    if (!between)
-        cuda_fault((struct device *)owner->device, "no memory for a copy between GPUs");
-    free(between);
+    return (int)cu.cuMemcpyPeerAsync(address(to), gpus[to_rank].context, address(from),
+                                     gpus[from_rank].context, bytes, (CUstream)stream);
 }
 
 void cuda_copy(struct device *device, void *to, const void *from, size_t bytes)
 {
     struct cuda_device *of = cuda_of(device);
-    struct cuda_gpu *owner = owner_of(of, to), *reader = owner_of(of, from);
+    const struct cuda_gpu *owner = owner_of(of, to), *reader = owner_of(of, from);
+    struct cuda_gpu *gpu = &of->gpus[owner ? owner->rank : reader ? reader->rank : 0];
+    bool apart = owner && reader && owner != reader &&
+                 (!(owner->reached >> reader->rank & 1) || cuda_imported(device, from));
+    const char *call = apart ? "cuMemcpyPeerAsync" : "cuMemcpyAsync";
+    CUresult result;
 
-    if (!owner && !reader)
+    if (!owner && !reader) {
         memcpy(to, from, bytes);
-    else if (owner && reader && !(owner->reached >> reader->rank & 1))
-        copy_around(owner, reader, to, from, bytes);
-    else
-        copy_by(owner ? owner : reader, to, from, bytes);
+        return;
+    }
+    result = cu.cuCtxSetCurrent(gpu->context);
+    if (result == CUDA_SUCCESS && apart)
+        result = (CUresult)cuda_copy_apart(device, to, owner->rank, from, reader->rank, bytes,
+                                           gpu->setup);
+    else if (result == CUDA_SUCCESS)
+        result = cu.cuMemcpyAsync(address(to), address(from), bytes, gpu->setup);
+    if (cuda_good(gpu, result, call, 0))
+        (void)cuda_settle(gpu, gpu->setup);
 }
 
 void cuda_zero(struct device *device, void *to, size_t bytes)

@@ -45,7 +45,16 @@ void cuda_pinned_free(struct device *device, void *base);
 /* Memory of the rank's GPU, not shared with clients; set-up path only. */
 int cuda_scratch_new(struct device *device, uint32_t rank, size_t bytes, void **ret_base);
 void cuda_scratch_free(struct device *device, uint32_t rank, void *base);
-/* Kernels of other ranks' GPUs may read this rank's memory directly. */
+/* The GPU of `other` may use what the device made on `rank`'s: kernels and plain copies of its
+ * streams reach it. Any thread. */
 bool cuda_peers(const struct device *device, uint32_t rank, uint32_t other);
+/* Loop thread: `at` lies in memory that a client exported by IPC. It is open in one context, and
+ * CUDA says of no other that it may use it: only streams of its rank's own GPU do, whatever
+ * cuda_peers says; others by cuda_copy_apart. */
+bool cuda_imported(const struct device *device, const void *at);
+/* On the issuing thread of one of the two ranks' GPUs: enqueues a copy in which each GPU touches
+ * its own memory only, for where it may touch no other's. The CUresult. */
+int cuda_copy_apart(struct device *device, void *to, uint32_t to_rank, const void *from,
+                    uint32_t from_rank, uint64_t bytes, void *stream);
 
 #endif

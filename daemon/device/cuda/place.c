@@ -13,6 +13,7 @@
 #include <time.h>
 
 #include "daemon/device/cuda/cuda.h"
+#include "daemon/device/gpu_name.h"
 #include "gradwire/errors.h"
 
 #define SETTLE_NS UINT64_C(60000000000) /* what set-up work may take */
@@ -49,23 +50,10 @@ int cuda_settle(struct cuda_gpu *gpu, CUstream stream)
 
 /* ---- finding --------------------------------------------------------------------------------- */
 
-static void uuid_text(const uint8_t uuid[GW_GPU_BYTES], char text[48])
-{
-    static const uint8_t dashes[] = {4, 6, 8, 10};
-    size_t used = (size_t)snprintf(text, 48, "GPU-");
-
-    for (size_t i = 0; i < GW_GPU_BYTES; i++) {
-        for (size_t j = 0; j < sizeof(dashes); j++)
-            if (dashes[j] == i)
-                text[used++] = '-';
-        used += (size_t)snprintf(text + used, 48 - used, "%02x", uuid[i]);
-    }
-}
-
 static int find(struct cuda_gpu *gpu, const struct device_place *place, int count,
                 char text[GW_TEXT_MAX + 1])
 {
-    char name[48];
+    char name[DEVICE_GPU_NAME_BYTES];
 
     for (int i = 0; i < count; i++) {
         CUuuid uuid;
@@ -78,7 +66,7 @@ static int find(struct cuda_gpu *gpu, const struct device_place *place, int coun
             return 0;
         }
     }
-    uuid_text(place->gpu, name);
+    device_gpu_name(place->gpu, name);
     snprintf(text, GW_TEXT_MAX + 1,
              "%s of rank %u is not among the %d GPUs that the engine sees: start gradwired where "
              "all of them can be used (CUDA_VISIBLE_DEVICES, container)",
@@ -90,13 +78,13 @@ static int find(struct cuda_gpu *gpu, const struct device_place *place, int coun
 static int check_alone(const struct cuda_device *device, const struct cuda_gpu *gpu,
                        const struct device_place *place, char text[GW_TEXT_MAX + 1])
 {
-    char name[48];
+    char name[DEVICE_GPU_NAME_BYTES];
 
     for (uint32_t rank = 0; rank < GW_RANKS_MAX; rank++) {
         const struct cuda_gpu *other = &device->gpus[rank];
         if (!other->placed || memcmp(other->uuid, place->gpu, GW_GPU_BYTES) != 0)
             continue;
-        uuid_text(place->gpu, name);
+        device_gpu_name(place->gpu, name);
         snprintf(text, GW_TEXT_MAX + 1,
                  "%s is used by rank %u already: give rank %u another GPU, or put the job on the "
                  "host (no gw_device), where ranks can share one",
@@ -164,7 +152,7 @@ static CUresult ask(struct cuda_gpu *gpu)
     return result;
 }
 
-/* Both ways with every GPU of the job so far: what one cannot reach goes through the host. */
+/* Both ways with every GPU of the job so far: cuda_copy_apart is for what one does not reach. */
 static CUresult meet_peers(struct cuda_gpu *gpu)
 {
     struct cuda_device *device = gpu->device;
@@ -182,6 +170,9 @@ static CUresult meet_peers(struct cuda_gpu *gpu)
             result = cu.cuCtxSetCurrent(pair[i]->context);
             if (result == CUDA_SUCCESS)
                 result = cu.cuCtxEnablePeerAccess(pair[!i]->context, 0);
+            /* A GPU has so many peers and no more: the rest it does not reach. */
+            if (result == CUDA_ERROR_TOO_MANY_PEERS)
+                continue;
             if (result != CUDA_SUCCESS && result != CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED)
                 return result;
             pair[i]->reached |= UINT64_C(1) << pair[!i]->rank;

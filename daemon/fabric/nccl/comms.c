@@ -285,13 +285,8 @@ int nccl_world_new(struct nccl_fabric *fabric, struct nccl_world **ret_world)
         r = post_all(world, world->everyone, run_init);
     for (uint32_t rank = 0; r == 0 && rank < world->count; rank++)
         r = cuda_idle(world->device, rank, idle, &world->idle[rank]);
-    if (r < 0) {
-        nccl_world_abort(world);
-        nccl_world_unref(world);
-        return r;
-    }
     *ret_world = world;
-    return 0;
+    return r;
 }
 
 struct nccl_world *nccl_world_unref(struct nccl_world *world)

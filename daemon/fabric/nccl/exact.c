@@ -15,12 +15,12 @@
 #include "daemon/fabric/nccl/nccl.h"
 #include "daemon/device/cuda/plant.h"
 
-static bool reads_directly(const struct nccl_part *part, uint32_t q, uint64_t count)
+static bool reads_directly(const struct nccl_part *part, const struct nccl_side *side,
+                           uint64_t count)
 {
-    const struct core_op *what = &part->op->op;
-
-    return count * sizeof(float) * (what->world - 1) <= NCCL_DIRECT_BYTES &&
-           cuda_peers(part->native->device, what->members[q], part->native->rank);
+    return count * gw_dtype_bytes(part->op->op.in_dtype) * (part->op->op.world - 1) <=
+               NCCL_DIRECT_BYTES &&
+           nccl_reaches(part, side);
 }
 
 /* Where the kernel finds elements [first, first + count) of every input. */
@@ -28,33 +28,40 @@ static void bring(struct nccl_part *part, uint64_t first, uint64_t count, uint64
                   struct gw_k_reduce *arg)
 {
     const struct nccl_op *op = part->op;
-    float *scratch = (float *)(void *)part->scratch;
+    uint64_t size = gw_dtype_bytes(op->op.in_dtype);
+    char *scratch = part->scratch;
 
     for (uint32_t q = 0; q < op->op.world; q++) {
-        const float *from = op->in[q] ? op->in[q] + first : NULL;
-        arg->in[q] = from;
-        if (!from)
+        struct nccl_side from;
+        arg->in[q] = NULL;
+        if (!op->in[q])
             continue;
-        part->moved += count * sizeof(float);
-        if (q == part->index || reads_directly(part, q, count))
+        from = nccl_in(op, q, first);
+        arg->in[q] = from.at;
+        part->moved += count * size;
+        if (q == part->index || reads_directly(part, &from, count))
             continue;
-        nccl_copy(part, scratch, from, count * sizeof(float));
+        nccl_copy(part, nccl_own(part, scratch), from, count * size);
         arg->in[q] = scratch;
-        scratch += planted("scratch_shared") ? 0 : room;
+        scratch += planted("scratch_shared") ? 0 : room * size;
     }
 }
 
 /* out[0..count) = (out +) scale * sum of the inputs' elements from `first` on. */
-static void sum(struct nccl_part *part, uint64_t first, uint64_t count, float *out)
+static void sum(struct nccl_part *part, uint64_t first, uint64_t count, void *out)
 {
     const struct core_op *what = &part->op->op;
     uint64_t room = parts_piece(NCCL_INPUT_BYTES, what->world - 1, NCCL_PIECE_MAX);
 
     for (uint64_t at = 0; at < count && !part->failed; at += room) {
         struct gw_k_reduce arg = {.n = what->world,
-                                  .outs = what->accumulate ? 0 : 1,
-                                  .out = {out + at},
-                                  .accumulator = what->accumulate ? out + at : NULL,
+                                  .outs = 1,
+                                  .out = {(char *)out + at * gw_dtype_bytes(what->out_dtype)},
+                                  .in_type = what->in_dtype,
+                                  .out_type = what->out_dtype,
+                                  .round_type = what->round_dtype,
+                                  .accumulate = what->accumulate,
+                                  .max = what->norm == GW_NORM_MAX,
                                   .lanes = nccl_lanes(part),
                                   .count = count - at < room ? count - at : room,
                                   .scale = what->scale};
@@ -83,15 +90,15 @@ void nccl_exact_all_reduce(struct nccl_part *part)
     const struct core_op *what = &op->op;
     uint64_t total = what->total_numel ? what->total_numel : what->world * what->numel;
     struct parts_range share = parts_share(total, what->numel, part->index);
-    float *own = op->out[part->index];
-    uint64_t bytes = share.count * sizeof(float);
+    uint64_t size = gw_dtype_bytes(what->out_dtype), bytes = share.count * size;
+    char *own = (char *)op->out[part->index] + share.first * size;
 
-    sum(part, share.first, share.count, own + share.first);
+    sum(part, share.first, share.count, own);
     part->moved += bytes;
     for (uint32_t i = 1; i < what->world && !part->failed; i++) {
         /* Not all owners to the same rank at once. */
         uint32_t q = (part->index + i) % what->world;
-        nccl_copy(part, op->out[q] + share.first, own + share.first, bytes);
+        nccl_copy(part, nccl_out(op, q, share.first), nccl_own(part, own), bytes);
         figures_moved(&op->fabric->counters, what, what->members[q], bytes);
     }
 }

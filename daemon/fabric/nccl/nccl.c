@@ -5,7 +5,6 @@
  */
 #include "daemon/fabric/nccl/nccl.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 
 static int fabric_new(const struct fabric_config *config, struct fabric **ret_fabric)
@@ -71,17 +70,11 @@ static int lane_new(struct nccl_fabric *fabric, const char *name, struct device_
 /* All of them now: a step must not make streams. */
 static int lanes_new(struct nccl_fabric *fabric)
 {
-    char name[16];
-    int r;
+    int r = lane_new(fabric, "reduce", &fabric->reduce);
 
-    r = lane_new(fabric, "reduce", &fabric->reduce);
     if (r == 0)
         r = lane_new(fabric, "control", &fabric->control);
-    for (uint32_t rank = 0; r == 0 && rank < fabric->config.world; rank++) {
-        snprintf(name, sizeof(name), "gather%u", rank);
-        r = lane_new(fabric, name, &fabric->gather[rank]);
-    }
-    return r;
+    return r == 0 ? lane_new(fabric, "gather", &fabric->gather) : r;
 }
 
 /* A rank may have come back on another GPU. */
@@ -140,10 +133,9 @@ static int fabric_group(struct fabric *fabric, const uint32_t *members, uint32_t
     return nccl->world ? nccl_group_get(nccl->world, members, count, &group) : GW_E_STATE;
 }
 
-static int fabric_sealed(struct fabric *fabric, const uint64_t *slice_numel, uint32_t buckets,
-                         uint32_t params)
+static int fabric_sealed(struct fabric *fabric, const struct gw_layout_page *page)
 {
-    return nccl_seal(nccl_of(fabric), slice_numel, buckets, params);
+    return nccl_seal(nccl_of(fabric), page);
 }
 
 /* ---- memory ---------------------------------------------------------------------------------- */
@@ -195,7 +187,7 @@ static void memory_removed(struct fabric *fabric, uint32_t rank, const struct de
 static struct device_stream *lane_of(const struct nccl_fabric *fabric, const struct core_op *op)
 {
     if (op->stream == CORE_STREAM_GATHER)
-        return fabric->gather[op->rank];
+        return fabric->gather;
     return op->stream == CORE_STREAM_CONTROL ? fabric->control : fabric->reduce;
 }
 

@@ -105,8 +105,8 @@ struct nccl_op {
     struct nccl_world *world;
     struct nccl_group *group; /* NULL: no communicator needed */
     struct core_op op;        /* its arrays: copies, or NULL where the fabric has no use for them */
-    const float **in;
-    float **out;
+    const void **in;
+    void **out;
     struct fabric_segment *segments;
     uint32_t segment_count;
     struct gw_k_partial *partials; /* pinned; of op.bucket; NULL: not asked for */
@@ -114,6 +114,7 @@ struct nccl_op {
     uint8_t **board_bits;
     uint64_t **verdicts;
     uint64_t ring_bytes, hold_ns;
+    uint64_t lent_in, lent_out; /* bit per member: in[] or out[] is a client's own memory */
     bool exact;  /* sums in the fixed order */
     bool copies; /* ALL_GATHER without a communicator */
 };
@@ -129,7 +130,10 @@ struct nccl_staging {
 struct nccl_fabric {
     struct fabric_config config;
     struct nccl_library library;
-    struct device_stream *reduce, *control, *gather[GW_RANKS_MAX];
+    /* Lanes: two streams each on every GPU, which has 32 hardware queues, whatever the number of
+     * ranks. One lane does for the gathers of all: each is of one rank, and a lane orders nothing
+     * between works that have no rank in common. */
+    struct device_stream *reduce, *control, *gather;
     struct nccl_world *world; /* NULL: not formed */
     struct nccl_world *last;  /* aborted, perhaps not everywhere yet; NULL: none */
     uint64_t generation;
@@ -143,6 +147,7 @@ struct nccl_fabric {
     uint32_t buckets, params;
     uint64_t *starts; /* parts_partials */
     uint64_t *slice_numel;
+    uint32_t *slices; /* by bucket: members of its group */
     struct gw_k_partial *partials; /* pinned: every GPU writes its slices', every verdict reads */
     struct nccl_staging staging[GW_RANKS_MAX];
     struct fabric_counters counters;
@@ -167,6 +172,8 @@ struct nccl_part {
 int nccl_library_find(struct nccl_library *library, char text[GW_TEXT_MAX + 1]);
 
 /* comms.c: loop thread but for what it says. */
+/* Also after an error there is a world, NULL only for want of memory: what some issuing threads
+ * have begun is to be aborted and settled like any other. */
 int nccl_world_new(struct nccl_fabric *fabric, struct nccl_world **ret_world);
 struct nccl_world *nccl_world_unref(struct nccl_world *world);
 void nccl_world_abort(struct nccl_world *world);
@@ -205,17 +212,29 @@ int nccl_op_new(struct nccl_fabric *fabric, const struct fabric_op *from, struct
 void nccl_op_free(void *arg);
 
 /* seal.c: loop thread. */
-int nccl_seal(struct nccl_fabric *fabric, const uint64_t *slice_numel, uint32_t buckets,
-              uint32_t params);
+int nccl_seal(struct nccl_fabric *fabric, const struct gw_layout_page *page);
 void nccl_unseal(struct nccl_fabric *fabric);
 
 /* run.c: issuing threads. */
 void nccl_run(void *arg, void *native);
-/* Each issues one call on the part's stream; a failure is told and marks the part. */
-void nccl_copy(struct nccl_part *part, void *to, const void *from, uint64_t bytes);
+/* Each issues calls on the part's stream; a failure is told and marks the part. */
+struct nccl_side { /* of a copy */
+    const void *at;
+    uint32_t rank; /* whose memory; the host's: the part's own */
+    bool lent;     /* a client's own */
+};
+void nccl_copy(struct nccl_part *part, struct nccl_side to, struct nccl_side from, uint64_t bytes);
 void nccl_check(struct nccl_part *part, int code, const char *call);
-/* Squares of `count` values, which lie in the lanes, to the partials from chunk `chunk` on of the
- * part's slice. */
+/* The part's GPU may use that memory: its kernels can read it in place. */
+bool nccl_reaches(const struct nccl_part *part, const struct nccl_side *side);
+/* Elements from `first` on of a member's input or output, or what is the part's own. */
+struct nccl_side nccl_in(const struct nccl_op *op, uint32_t index, uint64_t first);
+struct nccl_side nccl_out(const struct nccl_op *op, uint32_t index, uint64_t first);
+static inline struct nccl_side nccl_own(const struct nccl_part *part, const void *at)
+{
+    return (struct nccl_side){at, part->native->rank, false};
+}
+/* What the lanes hold of `count` values to the partials from chunk `chunk` on of the part's slice. */
 void nccl_squares(struct nccl_part *part, uint64_t chunk, uint64_t count);
 struct gw_k_partial *nccl_lanes(const struct nccl_part *part);
 

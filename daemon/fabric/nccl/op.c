@@ -82,25 +82,30 @@ static int find_partials(struct nccl_op *op)
     const struct core_op *what = &op->op;
 
     if (what->bucket >= fabric->buckets || what->numel != fabric->slice_numel[what->bucket] ||
-        what->world != fabric->config.world)
+        what->slices != fabric->slices[what->bucket] || what->slice_first > what->slices ||
+        what->world > what->slices - what->slice_first)
         return GW_E_INTERNAL;
-    op->partials = fabric->partials + fabric->starts[what->bucket];
+    op->partials = fabric->partials + fabric->starts[what->bucket] +
+                   what->slice_first * parts_chunks(what->numel);
     return 0;
 }
 
 /* order=fabric needs room where NCCL's result cannot go to its place, and real zeros for a rank
- * that has no input. Where scratch has no such room the sum is exact, which is within what the
- * order allows; every rank decides alike. All-reduces go by pieces, so they always fit. */
+ * that has no input; NCCL rounds no inputs first. Where it cannot be, the sum is exact, which is
+ * within what the order allows; every rank decides alike. All-reduces go by pieces, so they always
+ * fit. */
 static bool sums_exactly(const struct nccl_op *op)
 {
     const struct core_op *what = &op->op;
-    uint64_t half = NCCL_INPUT_BYTES / 2 / sizeof(float);
+    uint64_t half = NCCL_INPUT_BYTES / 2 / gw_dtype_bytes(what->in_dtype);
 
     if (what->order != GW_ORDER_FABRIC && !planted("order_passed_off"))
         return true;
+    if (what->round_dtype != GW_DTYPE_FP32)
+        return true;
     if (what->kind != CORE_OP_REDUCE_SCATTER)
         return false;
-    if (what->accumulate && what->numel > half)
+    if ((what->accumulate || what->in_dtype != what->out_dtype) && what->numel > half)
         return true;
     for (uint32_t i = 0; i < what->world; i++)
         if (!op->in[i] && what->numel > half / what->world)
@@ -113,7 +118,7 @@ static bool gathers_by_copies(const struct nccl_op *op)
     const struct core_op *what = &op->op;
     const struct device *device = op->fabric->config.device;
 
-    if (what->kind != CORE_OP_ALL_GATHER || what->numel * sizeof(float) < NCCL_GATHER_BYTES)
+    if (what->kind != CORE_OP_ALL_GATHER || what->numel * gw_dtype_bytes(what->in_dtype) < NCCL_GATHER_BYTES)
         return false;
     for (uint32_t r = 0; r < what->world; r++)
         for (uint32_t q = 0; q < what->world; q++)
@@ -122,12 +127,27 @@ static bool gathers_by_copies(const struct nccl_op *op)
     return true;
 }
 
+/* Clients' own memory among what ranks give and get; none of it has the length 0. */
+static void find_lent(struct nccl_op *op)
+{
+    const struct core_op *what = &op->op;
+    const struct device *device = op->fabric->config.device;
+    bool many = what->kind == CORE_OP_REDUCE_SCATTER || what->kind == CORE_OP_ALL_REDUCE ||
+                what->kind == CORE_OP_ALL_GATHER;
+
+    for (uint32_t i = 0; many && i < what->world; i++) {
+        op->lent_in |= (uint64_t)(op->in[i] && cuda_imported(device, op->in[i])) << i;
+        op->lent_out |= (uint64_t)(op->out[i] && cuda_imported(device, op->out[i])) << i;
+    }
+}
+
 static int find_group(struct nccl_op *op)
 {
     const struct core_op *what = &op->op;
     bool sums = what->kind == CORE_OP_REDUCE_SCATTER || what->kind == CORE_OP_ALL_REDUCE;
     bool moves = what->kind == CORE_OP_ALL_GATHER || what->kind == CORE_OP_BROADCAST;
 
+    find_lent(op);
     op->exact = sums && sums_exactly(op);
     op->copies = gathers_by_copies(op);
     moves = moves && !op->copies;
@@ -174,7 +194,9 @@ int nccl_op_new(struct nccl_fabric *fabric, const struct fabric_op *from, struct
      * every fabric. */
     op->ring_bytes = figures_ring_bytes(from->op);
     op->hold_ns = figures_hold_ns(from, op->ring_bytes, fabric->config.link_bytes_per_s);
-    op->segment_count = parts_coalesce(op->segments, from->segment_count);
+    op->segment_count = from->op->kind == CORE_OP_CAST
+                            ? from->segment_count
+                            : parts_coalesce(op->segments, from->segment_count);
     r = prepare(op, from);
     if (r < 0) {
         nccl_op_free(op);

@@ -26,7 +26,8 @@ struct parts_range parts_share(uint64_t total, uint64_t share, uint32_t index)
 
 static bool continues(const struct fabric_segment *before, const struct fabric_segment *next)
 {
-    return (const char *)before->to + before->bytes == (const char *)next->to &&
+    return before->owner == next->owner &&
+           (const char *)before->to + before->bytes == (const char *)next->to &&
            (const char *)before->from + before->bytes == (const char *)next->from;
 }
 
@@ -96,10 +97,10 @@ uint32_t parts_index(const uint32_t *members, uint32_t count, uint32_t rank)
     return UINT32_MAX;
 }
 
-void parts_partials(const uint64_t *slice_numel, uint32_t buckets, uint32_t slices,
+void parts_partials(const uint64_t *slice_numel, const uint32_t *slices, uint32_t buckets,
                     uint64_t *starts)
 {
     starts[0] = 0;
     for (uint32_t b = 0; b < buckets; b++)
-        starts[b + 1] = starts[b] + parts_chunks(slice_numel[b]) * slices;
+        starts[b + 1] = starts[b] + parts_chunks(slice_numel[b]) * slices[b];
 }

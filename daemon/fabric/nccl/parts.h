@@ -23,8 +23,9 @@ struct parts_range {
 };
 struct parts_range parts_share(uint64_t total, uint64_t share, uint32_t index);
 
-/* Merges neighbours that are contiguous on both sides; drops what is empty or in place already.
- * Returns how many are left, in the same order. */
+/* Merges neighbours of one owner that are contiguous on both sides (two GPUs' memory may be side by
+ * side by chance, and no copy is of both); drops what is empty or in place already. Returns how
+ * many are left, in the same order. */
 uint32_t parts_coalesce(struct fabric_segment *segments, uint32_t count);
 
 /* The run of equal 32-bit words (little-endian, zeros behind the end) that begins at word `first`
@@ -44,7 +45,7 @@ uint32_t parts_index(const uint32_t *members, uint32_t count, uint32_t rank);
 
 /* Where each bucket's partials begin, in entries: slice by slice, chunk by chunk. starts has room
  * for buckets + 1; the last is the whole. */
-void parts_partials(const uint64_t *slice_numel, uint32_t buckets, uint32_t slices,
+void parts_partials(const uint64_t *slice_numel, const uint32_t *slices, uint32_t buckets,
                     uint64_t *starts);
 
 static inline uint64_t parts_chunks(uint64_t count)

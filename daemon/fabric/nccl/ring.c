@@ -11,7 +11,14 @@
 #include "daemon/fabric/nccl/nccl.h"
 #include "daemon/device/cuda/plant.h"
 
-#define HALF_NUMEL ((uint64_t)NCCL_INPUT_BYTES / 2 / sizeof(float))
+#define HALF_BYTES ((uint64_t)NCCL_INPUT_BYTES / 2)
+
+static ncclDataType_t type_of(uint8_t dtype)
+{
+    return dtype == GW_DTYPE_FP16   ? ncclHalf
+           : dtype == GW_DTYPE_BF16 ? ncclBfloat16
+                                    : ncclFloat;
+}
 
 /* NULL: the communicator could not be made, which is told already. */
 static ncclComm_t comm_of(struct nccl_part *part)
@@ -36,14 +43,14 @@ static void settle(struct nccl_part *part, ncclResult_t result, const char *call
 static void gather_by_copies(struct nccl_part *part)
 {
     const struct nccl_op *op = part->op;
-    uint64_t bytes = op->op.numel * sizeof(float);
+    uint64_t bytes = op->op.numel * gw_dtype_bytes(op->op.in_dtype);
 
     for (uint32_t i = 0; i < op->op.world && !part->failed; i++) {
         uint32_t q = (part->index + i) % op->op.world;
-        float *to = op->out[part->index] + q * op->op.numel;
+        char *to = (char *)op->out[part->index] + q * bytes;
         if (to == op->in[q])
             continue;
-        nccl_copy(part, to, op->in[q], bytes);
+        nccl_copy(part, nccl_own(part, to), nccl_in(op, q, 0), bytes);
         part->moved += bytes;
     }
 }
@@ -51,9 +58,9 @@ static void gather_by_copies(struct nccl_part *part)
 void nccl_all_gather(struct nccl_part *part)
 {
     const struct nccl_op *op = part->op;
-    uint64_t bytes = op->op.numel * sizeof(float);
-    const float *in = op->in[part->index];
-    float *out = op->out[part->index];
+    uint64_t bytes = op->op.numel * gw_dtype_bytes(op->op.in_dtype);
+    const char *in = op->in[part->index];
+    char *out = op->out[part->index];
     ncclComm_t comm;
 
     if (op->copies)
@@ -63,10 +70,12 @@ void nccl_all_gather(struct nccl_part *part)
     comm = comm_of(part);
     if (!comm)
         return;
-    settle(part, ncclAllGather(in, out, op->op.numel, ncclFloat, comm, part->native->stream),
+    settle(part,
+           ncclAllGather(in, out, op->op.numel, type_of(op->op.in_dtype), comm,
+                         part->native->stream),
            "ncclAllGather");
     part->moved = bytes * (op->op.world - 1);
-    if (in != out + part->index * op->op.numel)
+    if (in != out + part->index * bytes)
         part->moved += bytes;
 }
 
@@ -75,7 +84,7 @@ void nccl_broadcast(struct nccl_part *part)
     const struct nccl_op *op = part->op;
     uint32_t root = parts_index(op->op.members, op->op.world, op->op.rank);
     bool is_root = part->index == root;
-    float *out = op->out[part->index];
+    void *out = op->out[part->index];
     ncclComm_t comm;
 
     if (op->op.numel == 0)
@@ -85,33 +94,48 @@ void nccl_broadcast(struct nccl_part *part)
         return;
     /* The root's own result is not asked for: in place, so that nothing of it is written. */
     if (is_root)
-        out = (float *)(uintptr_t)op->in[0];
+        out = (void *)(uintptr_t)op->in[0];
     settle(part,
-           ncclBroadcast(is_root ? op->in[0] : out, out, op->op.numel, ncclFloat, (int)root, comm,
-                         part->native->stream),
+           ncclBroadcast(is_root ? op->in[0] : out, out, op->op.numel, type_of(op->op.in_dtype),
+                         (int)root, comm, part->native->stream),
            "ncclBroadcast");
-    part->moved = is_root ? 0 : op->op.numel * sizeof(float);
+    part->moved = is_root ? 0 : op->op.numel * gw_dtype_bytes(op->op.in_dtype);
 }
 
 /* ---- epilogue -------------------------------------------------------------------------------- */
 
-/* out[0..count) = (out +) scale * from. squares: they are values of the part's slice from its first
- * element on. */
-static void finish(struct nccl_part *part, const float *from, float *out, uint64_t count,
-                   float scale, bool accumulate, bool squares)
+/* What is left to do with a sum of NCCL's. */
+struct finish {
+    const void *from;
+    void *out; /* may be `from`, of its type then */
+    uint8_t from_dtype, out_dtype;
+    uint64_t count;
+    float scale;
+    bool accumulate;
+    bool partials; /* the values are those of the part's slice, from its first element on */
+};
+
+/* out = (out +) scale * from */
+static void finish(struct nccl_part *part, const struct finish *what)
 {
+    uint64_t from_size = gw_dtype_bytes(what->from_dtype);
+    uint64_t out_size = gw_dtype_bytes(what->out_dtype);
+
     if (planted("epilogue_skipped"))
         return;
-    for (uint64_t at = 0; at < count && !part->failed; at += NCCL_PIECE_MAX) {
-        struct gw_k_reduce arg = {.in = {from + at},
+    for (uint64_t at = 0; at < what->count && !part->failed; at += NCCL_PIECE_MAX) {
+        uint64_t left = what->count - at;
+        struct gw_k_reduce arg = {.in = {(const char *)what->from + at * from_size},
                                   .n = 1,
-                                  .outs = accumulate ? 0 : 1,
-                                  .out = {out + at},
-                                  .accumulator = accumulate ? out + at : NULL,
-                                  .lanes = squares ? nccl_lanes(part) : NULL,
-                                  .count =
-                                      count - at < NCCL_PIECE_MAX ? count - at : NCCL_PIECE_MAX,
-                                  .scale = scale};
+                                  .outs = 1,
+                                  .out = {(char *)what->out + at * out_size},
+                                  .in_type = what->from_dtype,
+                                  .out_type = what->out_dtype,
+                                  .accumulate = what->accumulate,
+                                  .max = part->op->op.norm == GW_NORM_MAX,
+                                  .lanes = what->partials ? nccl_lanes(part) : NULL,
+                                  .count = left < NCCL_PIECE_MAX ? left : NCCL_PIECE_MAX,
+                                  .scale = what->scale};
         nccl_check(part, cuda_launch_reduce(&arg, NCCL_THREADS, part->native->stream),
                    "gw_k_reduce");
         if (arg.lanes)
@@ -120,15 +144,16 @@ static void finish(struct nccl_part *part, const float *from, float *out, uint64
 }
 
 /* The op's input from element `first` on, or `count` zeros. */
-static const float *input(struct nccl_part *part, uint64_t first, uint64_t count)
+static const void *input(struct nccl_part *part, uint64_t first, uint64_t count)
 {
-    const float *in = part->op->in[part->index];
-    struct gw_k_add arg = {.out = (float *)(void *)part->scratch + HALF_NUMEL, .count = count};
+    uint64_t size = gw_dtype_bytes(part->op->op.in_dtype);
+    const char *in = part->op->in[part->index];
+    struct gw_k_fill arg = {.to = part->scratch + HALF_BYTES, .bytes = count * size};
 
     if (in)
-        return in + first;
-    nccl_check(part, cuda_launch_add(&arg, NCCL_THREADS, part->native->stream), "gw_k_add");
-    return arg.out;
+        return in + first * size;
+    nccl_check(part, cuda_launch_fill(&arg, NCCL_THREADS, part->native->stream), "gw_k_fill");
+    return arg.to;
 }
 
 /* ---- sums ------------------------------------------------------------------------------------ */
@@ -138,47 +163,85 @@ static uint64_t input_bytes(const struct nccl_op *op, uint64_t count)
     uint64_t bytes = 0;
 
     for (uint32_t q = 0; q < op->op.world; q++)
-        bytes += op->in[q] ? count * sizeof(float) : 0;
+        bytes += op->in[q] ? count * gw_dtype_bytes(op->op.in_dtype) : 0;
     return bytes;
+}
+
+/* NCCL's sum cannot go to its place: something is there to be added to, or it is of another type. */
+static bool aside(const struct core_op *what)
+{
+    return what->accumulate || what->in_dtype != what->out_dtype;
 }
 
 void nccl_ring_reduce_scatter(struct nccl_part *part)
 {
     const struct nccl_op *op = part->op;
     const struct core_op *what = &op->op;
-    float *out = op->out[part->index];
-    float *to = what->accumulate ? (float *)(void *)part->scratch : out;
-    const float *in = input(part, 0, what->numel * what->world);
+    void *out = op->out[part->index], *to = aside(what) ? part->scratch : out;
+    const void *in = input(part, 0, what->numel * what->world);
     ncclComm_t comm = comm_of(part);
 
     if (part->failed)
         return;
     settle(part,
-           ncclReduceScatter(in, to, what->numel, ncclFloat, ncclSum, comm, part->native->stream),
+           ncclReduceScatter(in, to, what->numel, type_of(what->in_dtype), ncclSum, comm,
+                             part->native->stream),
            "ncclReduceScatter");
     part->moved = input_bytes(op, what->numel);
-    if (what->accumulate || what->scale != 1.0f || op->partials)
-        finish(part, to, out, what->numel, what->scale, what->accumulate, op->partials != NULL);
+    if (aside(what) || what->scale != 1.0f || op->partials)
+        finish(part, &(struct finish){.from = to,
+                                      .out = out,
+                                      .from_dtype = what->in_dtype,
+                                      .out_dtype = what->out_dtype,
+                                      .count = what->numel,
+                                      .scale = what->scale,
+                                      .accumulate = what->accumulate,
+                                      .partials = op->partials != NULL});
 }
 
-/* The sum alone: to `out`, or by pieces into the accumulator that is there. */
+/* The sum alone: to `out`, or by pieces through scratch, then scaled. */
 static void all_reduce(struct nccl_part *part, uint64_t total, uint64_t piece)
 {
     const struct core_op *what = &part->op->op;
-    float *out = part->op->out[part->index];
+    uint64_t size = gw_dtype_bytes(what->out_dtype);
+    char *out = part->op->out[part->index];
     ncclComm_t comm = comm_of(part);
 
     for (uint64_t at = 0; at < total && !part->failed; at += piece) {
         uint64_t count = total - at < piece ? total - at : piece;
-        float *to = what->accumulate ? (float *)(void *)part->scratch : out + at;
-        const float *in = input(part, at, count);
+        void *to = aside(what) ? part->scratch : out + at * size;
+        const void *in = input(part, at, count);
         if (part->failed)
             return;
-        settle(part, ncclAllReduce(in, to, count, ncclFloat, ncclSum, comm, part->native->stream),
+        settle(part,
+               ncclAllReduce(in, to, count, type_of(what->in_dtype), ncclSum, comm,
+                             part->native->stream),
                "ncclAllReduce");
-        if (what->accumulate)
-            finish(part, to, out + at, count, what->scale, true, false);
+        if (aside(what))
+            finish(part, &(struct finish){.from = to,
+                                          .out = out + at * size,
+                                          .from_dtype = what->in_dtype,
+                                          .out_dtype = what->out_dtype,
+                                          .count = count,
+                                          .scale = what->scale,
+                                          .accumulate = what->accumulate});
     }
+}
+
+/* Of elements [first, first + count) of the result, in place. */
+static void finish_range(struct nccl_part *part, uint64_t first, uint64_t count, float scale,
+                         bool partials)
+{
+    uint8_t dtype = part->op->op.out_dtype;
+    char *at = (char *)part->op->out[part->index] + first * gw_dtype_bytes(dtype);
+
+    finish(part, &(struct finish){.from = at,
+                                  .out = at,
+                                  .from_dtype = dtype,
+                                  .out_dtype = dtype,
+                                  .count = count,
+                                  .scale = scale,
+                                  .partials = partials});
 }
 
 void nccl_ring_all_reduce(struct nccl_part *part)
@@ -186,24 +249,21 @@ void nccl_ring_all_reduce(struct nccl_part *part)
     const struct nccl_op *op = part->op;
     const struct core_op *what = &op->op;
     uint64_t total = what->total_numel ? what->total_numel : what->world * what->numel;
+    uint64_t pieces = HALF_BYTES / gw_dtype_bytes(what->in_dtype);
     struct parts_range share = parts_share(total, what->numel, part->index);
-    uint64_t end = share.first + share.count;
-    float *out = op->out[part->index];
-    /* What is added already is not scaled again, only squared. */
-    float scale = what->accumulate ? 1.0f : what->scale;
-    bool whole = !what->accumulate;
+    uint64_t end = share.count ? share.first + share.count : 0;
+    /* What came by scratch is scaled already, only its norm is taken. */
+    float scale = aside(what) ? 1.0f : what->scale;
+    bool whole = !aside(what);
 
     for (uint32_t q = 0; q < what->world; q++)
         whole = whole && op->in[q];
-    all_reduce(part, total, whole ? total : HALF_NUMEL);
-    part->moved = input_bytes(op, share.count) + total * sizeof(float);
+    all_reduce(part, total, whole ? total : pieces);
+    part->moved = input_bytes(op, share.count) + total * gw_dtype_bytes(what->out_dtype);
     if (share.count > 0 && (scale != 1.0f || op->partials))
-        finish(part, out + share.first, out + share.first, share.count, scale, false,
-               op->partials != NULL);
+        finish_range(part, share.first, share.count, scale, op->partials != NULL);
     if (scale == 1.0f)
         return;
-    if (share.count == 0)
-        end = 0;
-    finish(part, out, out, share.count ? share.first : 0, scale, false, false);
-    finish(part, out + end, out + end, total - end, scale, false, false);
+    finish_range(part, 0, share.count ? share.first : 0, scale, false);
+    finish_range(part, end, total - end, scale, false);
 }

@@ -19,15 +19,47 @@ void nccl_check(struct nccl_part *part, int code, const char *call)
                (unsigned long long)part->op->op.id, text);
 }
 
-void nccl_copy(struct nccl_part *part, void *to, const void *from, uint64_t bytes)
+bool nccl_reaches(const struct nccl_part *part, const struct nccl_side *side)
 {
+    uint32_t own = part->native->rank;
+
+    if (side->rank == own || planted("peers_assumed"))
+        return true;
+    if (side->lent && !planted("import_shared"))
+        return false;
+    return cuda_peers(part->native->device, side->rank, own);
+}
+
+struct nccl_side nccl_in(const struct nccl_op *op, uint32_t index, uint64_t first)
+{
+    return (struct nccl_side){(const char *)op->in[index] + first * gw_dtype_bytes(op->op.in_dtype),
+                              op->op.members[index], op->lent_in >> index & 1};
+}
+
+struct nccl_side nccl_out(const struct nccl_op *op, uint32_t index, uint64_t first)
+{
+    return (struct nccl_side){(char *)op->out[index] + first * gw_dtype_bytes(op->op.out_dtype),
+                              op->op.members[index], op->lent_out >> index & 1};
+}
+
+void nccl_copy(struct nccl_part *part, struct nccl_side to, struct nccl_side from, uint64_t bytes)
+{
+    bool apart = !nccl_reaches(part, &to) || !nccl_reaches(part, &from);
+    CUdeviceptr target = (CUdeviceptr)to.at, source = (CUdeviceptr)from.at;
+
     for (uint64_t at = 0; at < bytes && !part->failed; at += NCCL_COPY_BYTES) {
-        uint64_t rest = bytes - at;
-        nccl_check(part,
-                   (int)cu.cuMemcpyAsync((CUdeviceptr)to + at, (CUdeviceptr)from + at,
-                                         rest < NCCL_COPY_BYTES ? rest : NCCL_COPY_BYTES,
-                                         (CUstream)part->native->stream),
-                   "cuMemcpyAsync");
+        uint64_t piece = bytes - at < NCCL_COPY_BYTES ? bytes - at : NCCL_COPY_BYTES;
+        if (apart)
+            nccl_check(part,
+                       cuda_copy_apart(part->native->device, (void *)(uintptr_t)(target + at),
+                                       to.rank, (const void *)(uintptr_t)(source + at), from.rank,
+                                       piece, part->native->stream),
+                       "cuMemcpyPeerAsync");
+        else
+            nccl_check(part,
+                       (int)cu.cuMemcpyAsync(target + at, source + at, piece,
+                                             (CUstream)part->native->stream),
+                       "cuMemcpyAsync");
     }
 }
 
@@ -42,7 +74,8 @@ void nccl_squares(struct nccl_part *part, uint64_t chunk, uint64_t count)
     struct gw_k_partials arg = {.lanes = nccl_lanes(part),
                                 .partials = part->op->partials +
                                             part->index * parts_chunks(part->op->op.numel) + chunk,
-                                .chunks = parts_chunks(count)};
+                                .chunks = parts_chunks(count),
+                                .max = part->op->op.norm == GW_NORM_MAX};
 
     if (!part->failed)
         nccl_check(part, cuda_launch_partials(&arg, NCCL_THREADS, part->native->stream),
@@ -54,20 +87,46 @@ static void run_gather(struct nccl_part *part)
     const struct nccl_op *op = part->op;
 
     for (uint32_t i = 0; i < op->segment_count && !part->failed; i++) {
-        nccl_copy(part, op->segments[i].to, op->segments[i].from, op->segments[i].bytes);
-        part->moved += op->segments[i].bytes;
+        const struct fabric_segment *segment = &op->segments[i];
+        nccl_copy(part, nccl_own(part, segment->to),
+                  (struct nccl_side){segment->from, segment->owner, false}, segment->bytes);
+        part->moved += segment->bytes;
     }
 }
 
-/* Own memory on the own GPU: a kernel, which is bounded, where a copy within a GPU is not. */
-static void run_add(struct nccl_part *part, const float *in)
+/* Own memory on the own GPU: a kernel, which is bounded, where a copy within a GPU is not. in NULL:
+ * zeros. */
+static void run_add(struct nccl_part *part, const void *in)
 {
-    const struct nccl_op *op = part->op;
-    struct gw_k_add arg = {
-        .out = op->out[0], .in = in, .count = op->op.numel, .accumulate = op->op.accumulate};
+    const struct core_op *what = &part->op->op;
+    struct gw_k_reduce arg = {.in = {in},
+                              .n = 1,
+                              .outs = 1,
+                              .out = {part->op->out[0]},
+                              .in_type = what->in_dtype,
+                              .out_type = what->out_dtype,
+                              .accumulate = what->accumulate,
+                              .count = what->numel,
+                              .scale = 1.0f};
 
     if (arg.count > 0)
-        nccl_check(part, cuda_launch_add(&arg, NCCL_THREADS, part->native->stream), "gw_k_add");
+        nccl_check(part, cuda_launch_reduce(&arg, NCCL_THREADS, part->native->stream),
+                   "gw_k_reduce");
+}
+
+static void run_cast(struct nccl_part *part)
+{
+    const struct nccl_op *op = part->op;
+
+    for (uint32_t i = 0; i < op->segment_count && !part->failed; i++) {
+        const struct fabric_segment *segment = &op->segments[i];
+        struct gw_k_cast arg = {.in = segment->from,
+                                .out = segment->to,
+                                .count = segment->bytes / gw_dtype_bytes(op->op.out_dtype),
+                                .in_type = GW_K_FP32,
+                                .out_type = op->op.out_dtype};
+        nccl_check(part, cuda_launch_cast(&arg, NCCL_THREADS, part->native->stream), "gw_k_cast");
+    }
 }
 
 static void run_sum(struct nccl_part *part)
@@ -109,6 +168,9 @@ static void run_part(struct nccl_part *part)
         break;
     case CORE_OP_ZERO:
         run_add(part, NULL);
+        break;
+    case CORE_OP_CAST:
+        run_cast(part);
         break;
     case CORE_OP_VERDICT:
         nccl_verdict(part);

@@ -22,24 +22,32 @@ void nccl_unseal(struct nccl_fabric *fabric)
         cuda_pinned_free(device, fabric->partials);
     free(fabric->starts);
     free(fabric->slice_numel);
+    free(fabric->slices);
     fabric->partials = NULL;
     fabric->starts = fabric->slice_numel = NULL;
+    fabric->slices = NULL;
     fabric->buckets = fabric->params = 0;
 }
 
-static int keep_layout(struct nccl_fabric *fabric, const uint64_t *slice_numel, uint32_t buckets,
-                       uint32_t params)
+/* Whoever leaves a bucket's partials leaves those of as many slices as its group has members: all
+ * at once, or under hybrid sharding each all-reduce between runs those of its slice. */
+static int keep_layout(struct nccl_fabric *fabric, const struct gw_layout_page *page)
 {
-    size_t bytes = buckets * sizeof(*slice_numel);
+    const struct gw_layout_bucket *buckets = layout_page_buckets(page);
+    const struct gw_layout_group *groups = layout_page_groups(page);
 
-    fabric->starts = malloc(bytes + sizeof(*slice_numel));
-    fabric->slice_numel = malloc(bytes + 1);
-    if (!fabric->starts || !fabric->slice_numel)
+    fabric->starts = calloc((size_t)page->buckets + 1, sizeof(*fabric->starts));
+    fabric->slice_numel = calloc((size_t)page->buckets + 1, sizeof(*fabric->slice_numel));
+    fabric->slices = calloc((size_t)page->buckets + 1, sizeof(*fabric->slices));
+    if (!fabric->starts || !fabric->slice_numel || !fabric->slices)
         return GW_E_NOMEM;
-    memcpy(fabric->slice_numel, slice_numel, bytes);
-    parts_partials(slice_numel, buckets, fabric->config.world, fabric->starts);
-    fabric->buckets = buckets;
-    fabric->params = params;
+    for (uint32_t b = 0; b < page->buckets; b++) {
+        fabric->slices[b] = groups[buckets[b].group].members;
+        fabric->slice_numel[b] = buckets[b].padded_numel / fabric->slices[b];
+    }
+    parts_partials(fabric->slice_numel, fabric->slices, page->buckets, fabric->starts);
+    fabric->buckets = page->buckets;
+    fabric->params = page->params;
     return 0;
 }
 
@@ -74,17 +82,17 @@ static int make_staging(struct nccl_fabric *fabric, uint32_t rank)
     return 0;
 }
 
-int nccl_seal(struct nccl_fabric *fabric, const uint64_t *slice_numel, uint32_t buckets,
-              uint32_t params)
+int nccl_seal(struct nccl_fabric *fabric, const struct gw_layout_page *page)
 {
     void *partials;
     int r;
 
     nccl_unseal(fabric);
-    r = keep_layout(fabric, slice_numel, buckets, params);
+    r = keep_layout(fabric, page);
     if (r == 0)
         r = cuda_pinned_new(fabric->config.device,
-                            fabric->starts[buckets] * sizeof(struct gw_k_partial) + 16, &partials);
+                            fabric->starts[page->buckets] * sizeof(struct gw_k_partial) + 16,
+                            &partials);
     if (r == 0) {
         fabric->partials = partials; /* zeros, which stay where a bucket is never reduced */
     }

@@ -25,7 +25,7 @@ static void bring_partials(struct nccl_part *part, const struct nccl_staging *st
     const uint64_t *starts = fabric->starts;
     uint32_t end;
 
-    nccl_copy(part, staging->partials, fabric->partials,
+    nccl_copy(part, nccl_own(part, staging->partials), nccl_own(part, fabric->partials),
               starts[fabric->buckets] * sizeof(*fabric->partials));
     for (uint32_t at = 0; parts_zero_run(part->op->op.used_buckets, fabric->buckets, &at, &end);
          at = end)
@@ -58,7 +58,8 @@ void nccl_verdict(struct nccl_part *part)
         .digest = op->op.digest,
         .clip_norm = op->op.clip_norm,
         .bucket_count = fabric->buckets,
-        .used_params = op->op.used_params};
+        .used_params = op->op.used_params,
+        .max = op->op.norm == GW_NORM_MAX};
 
     if (!arg.verdict[0] && !arg.verdict[1])
         return;

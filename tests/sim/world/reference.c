@@ -120,7 +120,7 @@ static float contribution(const struct sim_plan *plan, uint32_t rank, uint32_t s
 static float reduced(const struct sim_plan *plan, uint32_t step, uint32_t param, uint64_t element)
 {
     uint32_t micro_steps = plan_micro_steps(plan, SIM_NEVER);
-    float sums[SIM_RANKS_MAX], total = 0, scale = scale_of(plan);
+    float sums[SIM_RANKS_MAX] = {0}, total = 0, scale = scale_of(plan);
 
     if (sums_in_shards(plan)) {
         for (uint32_t m = 0; m < micro_steps; m++) {
