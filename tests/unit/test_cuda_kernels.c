@@ -21,8 +21,9 @@ static const size_t type_bytes[TYPES] = {4, 2, 2};
 static uint8_t inputs[TYPES][INPUTS][ROOM * 4] __attribute__((aligned(64)));
 static float meant[TYPES][INPUTS][ROOM]; /* what they mean */
 static float before[ROOM];
+static uint8_t before_as[TYPES][ROOM * 4]; /* what is accumulated to */
+static float before_meant[TYPES][ROOM];
 static uint8_t outputs[INPUTS][ROOM * 4] __attribute__((aligned(64)));
-static float accumulator[ROOM];
 static struct gw_k_partial lanes[3 * GW_K_LANES], partials[3];
 
 static void cast(const void *in, void *out, uint64_t count, int in_type, int out_type)
@@ -63,6 +64,10 @@ static int fill(void **state)
     }
     for (uint32_t j = 0; j < ROOM; j++)
         before[j] = some_float(&random);
+    for (int type = 0; type < TYPES; type++) {
+        cast(before, before_as[type], ROOM, GW_K_FP32, type);
+        cast(before_as[type], before_meant[type], ROOM, type, GW_K_FP32);
+    }
     return 0;
 }
 
@@ -85,24 +90,31 @@ static float tree(const float *values, uint32_t n)
 }
 
 struct plan {
-    int in_type, out_type;
+    int in_type, out_type, round_type;
     uint32_t n, shift; /* shift: elements that pointers are off 64 bytes */
     float scale;
-    bool accumulate;
+    bool accumulate, max;
 };
 
-/* Of the first MOST elements; `ret_stored` in out_type, `ret_sums` in fp32 (the accumulator). */
+/* Of the first MOST elements; `ret_stored` in out_type, `ret_sums` before that rounding. */
 static void expect(const struct plan *plan, void *ret_stored, float *ret_sums)
 {
+    static float read[INPUTS][ROOM];
+    static uint8_t rounded[ROOM * 4];
+
+    for (uint32_t i = 0; i < plan->n; i++) {
+        cast(meant[plan->in_type][i], rounded, ROOM, GW_K_FP32, plan->round_type);
+        cast(rounded, read[i], ROOM, plan->round_type, GW_K_FP32);
+    }
     for (uint32_t j = 0; j < MOST; j++) {
         float values[INPUTS];
         volatile float value;
         for (uint32_t i = 0; i < plan->n; i++)
-            values[i] = meant[plan->in_type][i][j + plan->shift];
+            values[i] = read[i][j + plan->shift];
         value = tree(values, plan->n);
         value = value * plan->scale;
         if (plan->accumulate)
-            value = before[j] + value;
+            value = before_meant[plan->out_type][j] + value;
         ret_sums[j] = value;
     }
     cast(ret_sums, ret_stored, MOST, GW_K_FP32, plan->out_type);
@@ -119,38 +131,51 @@ static void assert_same(const void *got, const void *expected, size_t bytes, con
 }
 
 /* What the lanes hold of the first `size` elements is known from the size before. */
-static void add_to_lanes(struct gw_k_partial *ret_lanes, float value, uint32_t at)
+static void add_to_lanes(struct gw_k_partial *ret_lanes, float value, uint32_t at, bool max)
 {
     struct gw_k_partial *lane = &ret_lanes[at / 4096 * 16 + at % 16];
     volatile double square = (double)value;
 
     square = square * square;
-    lane->squares = lane->squares + square;
+    if (!max)
+        lane->norm = lane->norm + square;
+    else if (fabs((double)value) > lane->norm)
+        lane->norm = fabs((double)value);
     lane->nonfinite += isfinite(value) ? 0u : 1u;
 }
 
 static double pairwise(const struct gw_k_partial *of)
 {
-    return (((of[0].squares + of[1].squares) + (of[2].squares + of[3].squares)) +
-            ((of[4].squares + of[5].squares) + (of[6].squares + of[7].squares))) +
-           (((of[8].squares + of[9].squares) + (of[10].squares + of[11].squares)) +
-            ((of[12].squares + of[13].squares) + (of[14].squares + of[15].squares)));
+    return (((of[0].norm + of[1].norm) + (of[2].norm + of[3].norm)) +
+            ((of[4].norm + of[5].norm) + (of[6].norm + of[7].norm))) +
+           (((of[8].norm + of[9].norm) + (of[10].norm + of[11].norm)) +
+            ((of[12].norm + of[13].norm) + (of[14].norm + of[15].norm)));
 }
 
-static void assert_partials(const struct gw_k_partial *expected, uint32_t size)
+static double largest(const struct gw_k_partial *of)
+{
+    double most = 0;
+
+    for (uint32_t i = 0; i < 16; i++)
+        most = of[i].norm > most ? of[i].norm : most;
+    return most;
+}
+
+static void assert_partials(const struct gw_k_partial *expected, uint32_t size, bool max)
 {
     uint64_t chunks = (size + 4095) / 4096;
-    const struct gw_k_partials arg = {.lanes = lanes, .partials = partials, .chunks = chunks};
+    const struct gw_k_partials arg = {
+        .lanes = lanes, .partials = partials, .chunks = chunks, .max = max};
 
     memset(partials, 0xa5, sizeof(partials));
     RUN(gw_k_partials, &arg, 2);
     assert_same(lanes, expected, chunks * 16 * sizeof(*lanes), "lanes", size);
     for (uint64_t c = 0; c < chunks; c++) {
-        double sum = pairwise(&expected[c * 16]);
+        double sum = max ? largest(&expected[c * 16]) : pairwise(&expected[c * 16]);
         uint64_t nonfinite = 0;
         for (uint32_t i = 0; i < 16; i++)
             nonfinite += expected[c * 16 + i].nonfinite;
-        assert_memory_equal(&partials[c].squares, &sum, sizeof(sum));
+        assert_memory_equal(&partials[c].norm, &sum, sizeof(sum));
         assert_int_equal(partials[c].nonfinite, nonfinite);
     }
 }
@@ -162,8 +187,10 @@ static struct gw_k_reduce reduce_of(const struct plan *plan, uint32_t size)
                               .count = size,
                               .in_type = (uint32_t)plan->in_type,
                               .out_type = (uint32_t)plan->out_type,
+                              .round_type = (uint32_t)plan->round_type,
                               .scale = plan->scale,
-                              .accumulator = plan->accumulate ? accumulator : NULL,
+                              .accumulate = plan->accumulate,
+                              .max = plan->max,
                               .lanes = lanes};
 
     for (uint32_t i = 0; i < plan->n; i++)
@@ -187,18 +214,14 @@ static void check_all_sizes(const struct plan *plan)
         struct gw_k_reduce arg = reduce_of(plan, size);
         uint8_t *out = arg.out[0];
         if (size > 0)
-            add_to_lanes(expected, values[size - 1], size - 1);
+            add_to_lanes(expected, values[size - 1], size - 1, plan->max);
         memset(outputs[0], 0xa5, sizeof(outputs[0]));
-        memcpy(accumulator, before, sizeof(before));
+        if (plan->accumulate)
+            memcpy(out, before_as[plan->out_type], size * unit);
         RUN(gw_k_reduce, &arg, 1 + size % 5);
         assert_same(out, stored, size * unit, "sum", size);
         assert_same(out + size * unit, unwritten, 8 * unit, "behind", size);
-        assert_partials(expected, size);
-        if (plan->accumulate) {
-            assert_same(accumulator, sums, size * sizeof(float), "accumulator", size);
-            assert_same(accumulator + size, before + size, (ROOM - size) * sizeof(float),
-                        "behind the accumulator", size);
-        }
+        assert_partials(expected, size, plan->max);
     }
 }
 
@@ -226,7 +249,22 @@ static void sums_are_the_tree_for_all_sizes_and_types(void **state)
                                            .n = worlds[in * TYPES + out],
                                            .shift = (uint32_t)(in * TYPES + out) % 8,
                                            .scale = 0.125f + (float)out * 0.3f,
-                                           .accumulate = (in + out) % 2 == 1});
+                                           .accumulate = (in + out) % 2 == 1,
+                                           .max = in == out});
+}
+
+/* Also to a type that holds more than the input's: nothing is lost then. */
+static void inputs_are_rounded_before_they_are_added(void **state)
+{
+    (void)state;
+    for (int in = 0; in < TYPES; in++)
+        for (int round = 1; round < TYPES; round++)
+            check_all_sizes(&(struct plan){.in_type = in,
+                                           .out_type = (in + round) % TYPES,
+                                           .round_type = round,
+                                           .n = 3 + (uint32_t)in,
+                                           .scale = 0.25f,
+                                           .accumulate = round == 2});
 }
 
 static void every_number_of_ranks_gives_its_tree(void **state)
@@ -296,7 +334,7 @@ static void check_as_host(uint32_t n, uint32_t outs, uint32_t first, uint32_t si
     }
     arg.first = first;
     arg.outs = outs;
-    arg.accumulator = accumulate ? arg.out[0] : NULL; /* it may be an out */
+    arg.accumulate = accumulate;
     kernel_reduce(&(struct kernel_reduce){.in = in,
                                           .n = n,
                                           .out = out,
@@ -403,7 +441,7 @@ static void infinities_and_nans_propagate_and_are_counted(void **state)
         assert_int_equal(bits_of(out[5]), bits_of(4.0f));
         assert_int_equal(bits_of(out[6]), 0);
         assert_int_equal(partials[0].nonfinite, 6);
-        assert_true(isnan(partials[0].squares));
+        assert_true(isnan(partials[0].norm));
     }
 }
 
@@ -425,8 +463,8 @@ static void what_overflows_when_rounded_is_not_finite(void **state)
     RUN(gw_k_reduce, &arg, 1);
     assert_int_equal(out[0], 0x7bff);
     assert_int_equal(out[1], 0x7c00);
-    assert_true(lanes[0].squares == 65504.0 * 65504.0 && lanes[0].nonfinite == 0);
-    assert_true(isinf(lanes[1].squares) && lanes[1].nonfinite == 1);
+    assert_true(lanes[0].norm == 65504.0 * 65504.0 && lanes[0].nonfinite == 0);
+    assert_true(isinf(lanes[1].norm) && lanes[1].nonfinite == 1);
 }
 
 static void denormals_are_added_exactly(void **state)
@@ -497,8 +535,8 @@ static void outs_may_be_inputs(void **state)
     }
 }
 
-/* gw_k_reduce with one input, or none, is the epilogue behind another's sum. */
-static void an_epilogue_needs_no_out(void **state)
+/* gw_k_reduce with one input, or none, is the epilogue behind another's sum, and a local add. */
+static void one_input_or_none_is_added(void **state)
 {
     struct plan plan = {.n = 1, .scale = 0.3f, .accumulate = true};
     struct gw_k_reduce arg = reduce_of(&plan, MOST);
@@ -507,15 +545,14 @@ static void an_epilogue_needs_no_out(void **state)
 
     (void)state;
     expect(&plan, stored, sums);
-    memcpy(accumulator, before, sizeof(before));
-    arg.outs = 0;
+    memcpy(outputs[0], before, sizeof(before));
     RUN(gw_k_reduce, &arg, 2);
-    assert_same(accumulator, sums, MOST * sizeof(float), "accumulator", MOST);
-    memcpy(accumulator, before, sizeof(before));
+    assert_same(outputs[0], sums, MOST * sizeof(float), "one input", MOST);
+    memcpy(outputs[0], before, sizeof(before));
     arg.in[0] = NULL;
     RUN(gw_k_reduce, &arg, 2);
     for (uint32_t j = 0; j < MOST; j++)
-        assert_true(accumulator[j] == before[j]);
+        assert_true(((const float *)(const void *)outputs[0])[j] == before[j]);
 }
 
 int main(void)
@@ -532,7 +569,8 @@ int main(void)
         cmocka_unit_test(denormals_are_added_exactly),
         cmocka_unit_test(minus_zeros_stay),
         cmocka_unit_test(outs_may_be_inputs),
-        cmocka_unit_test(an_epilogue_needs_no_out),
+        cmocka_unit_test(one_input_or_none_is_added),
+        cmocka_unit_test(inputs_are_rounded_before_they_are_added),
     };
     return cmocka_run_group_tests(tests, fill, NULL);
 }

@@ -27,33 +27,6 @@ static void fill_bytes(void)
 
 /* ---- moving ---------------------------------------------------------------------------------- */
 
-static void add_overwrites_or_adds(void **state)
-{
-    float in[100], out[101], start[101];
-
-    (void)state;
-    for (uint32_t i = 0; i < 100; i++) {
-        in[i] = (float)i * 0.3f - 10;
-        start[i] = 1.0f / (float)(i + 1);
-    }
-    in[7] = -0.0f;
-    start[7] = -0.0f;
-    start[100] = 42;
-    for (uint64_t count = 0; count <= 100; count++)
-        for (uint32_t mode = 0; mode < 4; mode++) {
-            const struct gw_k_add arg = {
-                .out = out, .in = mode & 1 ? in : NULL, .count = count, .accumulate = mode >> 1};
-            memcpy(out, start, sizeof(out));
-            RUN(gw_k_add, &arg, 3);
-            for (uint32_t i = 0; i <= 100; i++) {
-                volatile float value = mode & 1 && i < 100 ? in[i] : 0.0f;
-                value = mode >> 1 ? start[i] + value : value;
-                value = i < count ? value : start[i];
-                assert_int_equal(bits_of(out[i]), bits_of(value));
-            }
-        }
-}
-
 static void fill_repeats_the_word(void **state)
 {
     static const uint8_t word[4] = {0x44, 0x33, 0x22, 0x11};
@@ -86,16 +59,16 @@ static double fill_buckets(double scale)
     for (uint32_t b = 0; b < BUCKETS; b++) {
         buckets[b] = (struct gw_k_bucket){chunks[b], b == 3 ? 0 : b * 5};
         for (uint32_t c = 0; c < CHUNKS; c++) {
-            chunks[b][c].squares = scale / 3 * (double)next_random(&random);
+            chunks[b][c].norm = scale / 3 * (double)next_random(&random);
             chunks[b][c].nonfinite = 0;
         }
         for (uint32_t c = 0; c < buckets[b].chunks; c++)
-            sum = sum + chunks[b][c].squares;
+            sum = sum + chunks[b][c].norm;
     }
     return sum;
 }
 
-static void judge(double clip_norm, struct gw_shm_verdict ret_verdicts[2])
+static void judge(double clip_norm, bool max, struct gw_shm_verdict ret_verdicts[2])
 {
     static const uint8_t used[11] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11};
     struct gw_k_verdict arg = {
@@ -108,7 +81,8 @@ static void judge(double clip_norm, struct gw_shm_verdict ret_verdicts[2])
         .digest = 0xfedcba9876543210ull,
         .clip_norm = clip_norm,
         .bucket_count = BUCKETS,
-        .used_params = 77};
+        .used_params = 77,
+        .max = max};
 
     memset(ret_verdicts, 0xa5, 2 * sizeof(*ret_verdicts));
     fill_bytes();
@@ -131,13 +105,29 @@ static void the_verdict_is_the_ordered_sum(void **state)
         double clips[] = {0, norm * 2, norm / 3, norm}; /* small ones feel the 1e-6 */
         double clip = clips[i % 4];
         double factor = clip > 0 ? clip / (norm + 1e-6) : 1;
-        judge(clip, verdicts);
+        judge(clip, false, verdicts);
         assert_memory_equal(&verdicts[0].norm, &norm, sizeof(norm));
         assert_int_equal(bits_of(verdicts[0].clip_factor), bits_of(factor < 1 ? (float)factor : 1));
         assert_int_equal(verdicts[0].nonfinite, 0);
         assert_int_equal(verdicts[0].first_bucket, UINT32_MAX);
     }
     assert_true(verdicts[0].clip_factor > 0.9f && verdicts[0].clip_factor < 0.999f);
+}
+
+static void the_largest_partial_is_the_max_norm(void **state)
+{
+    struct gw_shm_verdict verdicts[2];
+
+    (void)state;
+    (void)fill_buckets(1e-6);
+    chunks[3][0].norm = 1e30; /* of no gradient: not looked at */
+    chunks[6][29].norm = 1e29;
+    judge(1, true, verdicts);
+    assert_true(verdicts[0].norm == (double)(float)1e29);
+    chunks[2][1].norm = NAN;
+    chunks[2][1].nonfinite = 1;
+    judge(1, true, verdicts);
+    assert_true(isnan(verdicts[0].norm) && verdicts[0].first_bucket == 2);
 }
 
 /* The root lies at a tie between two floats, and what the others hold is lost one by one, but not
@@ -155,9 +145,9 @@ static void squares_are_added_in_order(void **state)
         for (uint32_t c = 0; c < 16; c++) {
             struct gw_k_partial *chunk = &chunks[c / 8][c % 8];
             *chunk = (struct gw_k_partial){c == large ? tie : little, 0};
-            sum = sum + chunk->squares;
+            sum = sum + chunk->norm;
         }
-        judge(0, verdicts);
+        judge(0, false, verdicts);
         assert_true(verdicts[0].norm == (double)(float)sqrt(sum));
         if (large == 0)
             assert_true(verdicts[0].norm == 1);
@@ -175,8 +165,8 @@ static void the_verdict_names_the_first_bucket_with_an_overflow(void **state)
     chunks[3][0].nonfinite = 1; /* of no gradient: not looked at */
     chunks[8][3].nonfinite = 1;
     chunks[5][24].nonfinite = 4096;
-    chunks[5][24].squares = NAN;
-    judge(1, verdicts);
+    chunks[5][24].norm = NAN;
+    judge(1, false, verdicts);
     assert_int_equal(verdicts[0].nonfinite, 1);
     assert_int_equal(verdicts[0].first_bucket, 5);
     assert_true(isnan(verdicts[0].norm));
@@ -403,10 +393,10 @@ static void two_streams_share_a_link(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(add_overwrites_or_adds),
         cmocka_unit_test(fill_repeats_the_word),
         cmocka_unit_test(the_verdict_is_the_ordered_sum),
         cmocka_unit_test(squares_are_added_in_order),
+        cmocka_unit_test(the_largest_partial_is_the_max_norm),
         cmocka_unit_test(the_verdict_names_the_first_bucket_with_an_overflow),
         cmocka_unit_test(a_verdict_of_nothing_is_zero),
         cmocka_unit_test(the_clock_is_that_of_the_arguments),

@@ -23,16 +23,15 @@ static float before[ROOM];
 
 struct result {
     uint8_t out[3][ROOM * 4];
-    float accumulator[ROOM];
     struct gw_k_partial partials[4];
 } __attribute__((aligned(64)));
 static struct result host, cuda;
 
 struct plan {
     uint32_t n, outs, shift, size;
-    int in_type, out_type;
+    int in_type, out_type, round_type;
     uint64_t missing;
-    bool accumulate, partials, past;
+    bool accumulate, partials, past, max;
 };
 
 static void cast(const void *in, void *out, uint64_t count, int in_type, int out_type)
@@ -73,11 +72,12 @@ static int fill(void **state)
     return 0;
 }
 
-static void clear(struct result *result)
+static void clear(struct result *result, const struct plan *plan)
 {
     memset(result, 0xa5, sizeof(*result));
     memset(result->partials, 0, sizeof(result->partials));
-    memcpy(result->accumulator, before, sizeof(before));
+    if (plan->accumulate)
+        cast(before, result->out[0], ROOM, GW_K_FP32, plan->out_type);
 }
 
 static void run_cuda(const struct plan *plan)
@@ -90,27 +90,29 @@ static void run_cuda(const struct plan *plan)
                               .in_type = (uint32_t)plan->in_type,
                               .out_type = (uint32_t)plan->out_type,
                               .scale = 0.77f,
-                              .accumulator = plan->accumulate ? cuda.accumulator : NULL,
+                              .round_type = (uint32_t)plan->round_type,
+                              .accumulate = plan->accumulate,
+                              .max = plan->max,
                               .lanes = plan->partials ? lanes : NULL};
 
     for (uint32_t i = 0; i < plan->n; i++)
         arg.in[i] = plan->missing >> i & 1 ? NULL : inputs[plan->in_type][i];
     for (uint32_t i = 0; i < plan->outs; i++)
-        arg.out[i] = i == 0 && plan->accumulate ? (void *)cuda.accumulator : cuda.out[i];
+        arg.out[i] = cuda.out[i];
     RUN(gw_k_reduce, &arg, 3);
     if (plan->partials)
         RUN(gw_k_partials,
-            (&(struct gw_k_partials){
-                .lanes = lanes, .partials = cuda.partials, .chunks = gw_k_chunks(plan->size)}),
+            (&(struct gw_k_partials){.lanes = lanes,
+                                     .partials = cuda.partials,
+                                     .chunks = gw_k_chunks(plan->size),
+                                     .max = plan->max}),
             1);
 }
 
-/* The CUDA kernel's accumulator is the host's first output. */
 static void run_host(const struct kernel_isa *isa, const struct plan *plan)
 {
     const void *in[INPUTS];
-    void *out[3] = {plan->accumulate ? (void *)host.accumulator : host.out[0], host.out[1],
-                    host.out[2]};
+    void *out[3] = {host.out[0], host.out[1], host.out[2]};
     struct kernel_partial partials[4];
     struct kernel_moved moved = {0, 0};
 
@@ -123,6 +125,8 @@ static void run_host(const struct kernel_isa *isa, const struct plan *plan)
                                                .outs = plan->outs,
                                                .in_dtype = (uint8_t)plan->in_type,
                                                .out_dtype = (uint8_t)plan->out_type,
+                                               .round_dtype = (uint8_t)plan->round_type,
+                                               .norm = plan->max ? GW_NORM_MAX : GW_NORM_2,
                                                .first = plan->shift,
                                                .count = plan->size,
                                                .scale = 0.77f,
@@ -137,10 +141,10 @@ static void run_host(const struct kernel_isa *isa, const struct plan *plan)
 
 static void check(const struct plan *plan)
 {
-    clear(&cuda);
+    clear(&cuda, plan);
     run_cuda(plan);
     for (const struct kernel_isa *const *isa = kernel_isas(); *isa; isa++) {
-        clear(&host);
+        clear(&host, plan);
         run_host(*isa, plan);
         if (memcmp(&host, &cuda, sizeof(host)) != 0)
             fail_msg("%s: n %u, outs %u, from %u, %u elements, types %d to %d, past %d differ",
@@ -166,7 +170,9 @@ static void every_width_has_the_same_bits(void **state)
                                      .in_type = types / TYPES,
                                      .out_type = types % TYPES,
                                      .missing = turn % 5 == 0 ? 2 : 0,
-                                     .accumulate = turn % 4 == 1 && types % TYPES == 0,
+                                     .round_type = turn % 5 == 2 ? 1 + (int)(turn / 5 % 2) : 0,
+                                     .accumulate = turn % 4 == 1,
+                                     .max = turn % 6 == 1,
                                      .partials = turn % 3 == 1,
                                      .past = turn % 2});
 }
