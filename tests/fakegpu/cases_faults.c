@@ -565,6 +565,18 @@ static void reduce_imported(const float *const *in, uint64_t slice, uint64_t tur
     launch(&op, in, out, NULL, 0, 1, 0, turn);
 }
 
+/* By NCCL, which is not to take rank 0's for registered like the others'. */
+static void gather_imported(const float *const *in, uint64_t slice, uint64_t turn)
+{
+    struct core_op op = op_of(CORE_OP_ALL_GATHER);
+    float *out[RANKS];
+
+    for (uint32_t rank = 0; rank < RANKS; rank++)
+        out[rank] = at(rank, AT_GATHERED);
+    op.numel = slice;
+    launch(&op, in, out, NULL, 0, 0, 2, turn);
+}
+
 static void check_imported(uint64_t slice)
 {
     expect_works(__LINE__);
@@ -603,6 +615,8 @@ static void case_import(void)
     check_imported(SLICE);
     reduce_imported(in, SLICE / 100, 2);
     check_imported(SLICE / 100);
+    gather_imported(in, SLICE / 100, 1);
+    expect_works(__LINE__);
     device_ops->memory_free(device, buffers[1]);
     close(until_pipe[1]);
     waitpid(export_pid, &status, 0);
