@@ -214,7 +214,8 @@ static int add(struct arenas *arenas, enum gw_arena_kind kind, int rank, uint32_
     if (r < 0)
         return r;
     arenas->total_bytes += charge(memory);
-    if (memory_kind != DEVICE_MEMORY_STAGING)
+    /* A reserved one is taken in the middle of a step, where registering it would wait. */
+    if (memory_kind == DEVICE_MEMORY_ARENA)
         config->fabric_ops->memory_added(config->fabric, owner_of(rank), memory);
     *ret_arena = insert(list, key_of(kind, index), memory);
     return 0;

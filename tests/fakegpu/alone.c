@@ -56,6 +56,28 @@ bool alone_control(const char *line)
     return strncmp(answer, "ok", 2) == 0;
 }
 
+uint64_t alone_count(const char *name)
+{
+    static char report[1 << 20];
+    const char *path = getenv("FAKEGPU_SOCKET"), *at;
+    int fd = path ? connect_to(path) : -1;
+    char label[64];
+    size_t used = 0;
+    ssize_t bytes;
+
+    if (fd < 0)
+        return UINT64_MAX;
+    dprintf(fd, "report\n");
+    shutdown(fd, SHUT_WR);
+    while ((bytes = read(fd, report + used, sizeof(report) - 1 - used)) > 0)
+        used += (size_t)bytes;
+    close(fd);
+    report[used] = 0;
+    snprintf(label, sizeof(label), "\"%s\":", name);
+    at = strstr(report, label);
+    return at ? strtoull(at + strlen(label), NULL, 10) : UINT64_MAX;
+}
+
 static bool start_server(struct alone *alone, uint32_t gpus)
 {
     const char *seed = getenv("FAKEGPU_SEED");
@@ -88,13 +110,16 @@ static bool start_server(struct alone *alone, uint32_t gpus)
 
 static int run_inside(const struct alone *alone, char **argv)
 {
-    char libraries[512];
+    const char *nccl = getenv("FAKEGPU_NCCL");
+    bool old = nccl && strcmp(nccl, "old") == 0;
+    char libraries[1100];
     int status;
     pid_t pid = fork();
 
     if (pid == 0) {
         prctl(PR_SET_PDEATHSIG, SIGTERM);
-        snprintf(libraries, sizeof(libraries), "%s/tests/fakegpu/lib", alone->build);
+        snprintf(libraries, sizeof(libraries), "%s%s%s/tests/fakegpu/lib", old ? alone->build : "",
+                 old ? "/tests/fakegpu/lib/old:" : "", alone->build);
         setenv("LD_LIBRARY_PATH", libraries, 1);
         setenv("FAKEGPU_SOCKET", alone->socket, 1);
         setenv("FAKEGPU_ALONE", "1", 1);

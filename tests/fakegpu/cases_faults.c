@@ -235,7 +235,7 @@ static struct core_op op_of(enum core_op_kind kind)
 }
 
 /* token: of every member, 0: none; slot: raised to `value` for every member. */
-static uint64_t launch(struct core_op *op, const float *const *in, float *const *out,
+static uint64_t launch(struct core_op *op, const void *const *in, void *const *out,
                        const struct fabric_segment *segments, uint32_t segment_count,
                        uint64_t token, uint32_t slot, uint64_t value)
 {
@@ -351,8 +351,8 @@ static void produce(uint32_t rank, uint32_t step)
 static uint64_t reduce(uint32_t step, uint64_t to, enum gw_order order, uint32_t slot)
 {
     struct core_op op = op_of(CORE_OP_REDUCE_SCATTER);
-    const float *in[RANKS];
-    float *out[RANKS];
+    const void *in[RANKS];
+    void *out[RANKS];
 
     op.order = (uint8_t)order;
     for (uint32_t rank = 0; rank < RANKS; rank++) {
@@ -366,8 +366,8 @@ static uint64_t reduce(uint32_t step, uint64_t to, enum gw_order order, uint32_t
 static void gather_all(uint32_t step)
 {
     struct core_op op = op_of(CORE_OP_ALL_GATHER);
-    const float *in[RANKS];
-    float *out[RANKS];
+    const void *in[RANKS];
+    void *out[RANKS];
 
     for (uint32_t rank = 0; rank < RANKS; rank++) {
         in[rank] = at(rank, AT_OUT + step * SLICE);
@@ -554,15 +554,27 @@ static void exporter_start(void)
 }
 
 /* Slices of rank 0's imported zeros and the others' gradients, summed. */
-static void reduce_imported(const float *const *in, uint64_t slice, uint64_t turn)
+static void reduce_imported(const void *const *in, uint64_t slice, uint64_t turn)
 {
     struct core_op op = op_of(CORE_OP_REDUCE_SCATTER);
-    float *out[RANKS];
+    void *out[RANKS];
 
     for (uint32_t rank = 0; rank < RANKS; rank++)
         out[rank] = at(rank, AT_OUT);
     op.numel = slice;
     launch(&op, in, out, NULL, 0, 1, 0, turn);
+}
+
+/* By NCCL, which is not to take rank 0's for registered like the others'. */
+static void gather_imported(const void *const *in, uint64_t slice, uint64_t turn)
+{
+    struct core_op op = op_of(CORE_OP_ALL_GATHER);
+    void *out[RANKS];
+
+    for (uint32_t rank = 0; rank < RANKS; rank++)
+        out[rank] = at(rank, AT_GATHERED);
+    op.numel = slice;
+    launch(&op, in, out, NULL, 0, 0, 2, turn);
 }
 
 static void check_imported(uint64_t slice)
@@ -582,7 +594,7 @@ static void case_import(void)
     struct device_import import = {.client = 7, .bytes = WHOLE * sizeof(float)};
     struct device_memory *buffers[2];
     char text[GW_TEXT_MAX + 1] = "";
-    const float *in[RANKS];
+    const void *in[RANKS];
     int status = 0;
 
     EXPECT(read(export_pipe[0], &exported, sizeof(exported)) == (ssize_t)sizeof(exported));
@@ -603,6 +615,8 @@ static void case_import(void)
     check_imported(SLICE);
     reduce_imported(in, SLICE / 100, 2);
     check_imported(SLICE / 100);
+    gather_imported(in, SLICE / 100, 1);
+    expect_works(__LINE__);
     device_ops->memory_free(device, buffers[1]);
     close(until_pipe[1]);
     waitpid(export_pid, &status, 0);

@@ -74,6 +74,7 @@ void abort_and_close(void);
     CASE(bad_duplicate_gpu)                                                                        \
     CASE(bad_leak)                                                                                 \
     CASE(bad_registration)                                                                         \
+    CASE(bad_registered)                                                                           \
     CASE(bad_threads)                                                                              \
     CASE(bad_launch_order)                                                                         \
     CASE(bad_device)                                                                               \

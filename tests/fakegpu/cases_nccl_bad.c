@@ -132,6 +132,22 @@ void case_bad_registration(void)
     all_close();
 }
 
+/* One rank's buffer is registered, the others' are not. */
+void case_bad_registered(void)
+{
+    void *handle;
+
+    all_init();
+    NCCL(ncclCommRegister(ranks[0].comm, ranks[0].send, 4096, &handle));
+    NCCL(ncclGroupStart());
+    for (int i = 0; i < n; i++)
+        all_reduce_one(i);
+    NCCL(ncclGroupEnd());
+    all_sync();
+    NCCL(ncclCommDeregister(ranks[0].comm, handle));
+    all_close();
+}
+
 static void in_order_of(int i)
 {
     NCCL(started(ncclAllReduce(ranks[i].send, ranks[i].recv, 10, ncclFloat32, ncclSum,

@@ -197,8 +197,8 @@ void launch(struct side *side, const struct trial *trial)
 {
     const struct core_op *what = &trial->op;
     struct core_op op = *what;
-    const float *in[RANKS] = {0};
-    float *out[RANKS] = {0};
+    const void *in[RANKS] = {0};
+    void *out[RANKS] = {0};
     bool own = what->kind == CORE_OP_LOCAL_ADD || what->kind == CORE_OP_ZERO;
 
     for (uint32_t i = 0; i < trial->ins; i++) {

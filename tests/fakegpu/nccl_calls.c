@@ -126,6 +126,8 @@ ncclResult_t ncclCommDeregister(const ncclComm_t comm, void *handle)
     return comm_deregister(comm, handle);
 }
 
+#ifndef FAKENCCL_OLD
+/* All ranks together; the handle comes when that is over. */
 ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void *base, size_t bytes, ncclWindow_t *ret,
                                     int flags)
 {
@@ -137,8 +139,12 @@ ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void *base, size_t bytes, n
     result = comm_register(
         comm, base, bytes,
         flags & NCCL_WIN_COLL_SYMMETRIC ? FGN_REGISTER_SYMMETRIC : FGN_REGISTER_WINDOW, &handle);
-    if (result == ncclSuccess)
-        *ret = handle;
+    if (result != ncclSuccess)
+        return result;
+    comm->window = handle;
+    comm->window_to = ret;
+    result = comm->blocking ? comm_wait(comm) : comm_state(comm);
+    comm_window_given(comm, result);
     return result;
 }
 
@@ -146,6 +152,7 @@ ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t window)
 {
     return window ? comm_deregister(comm, window) : ncclSuccess;
 }
+#endif
 
 ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t *ret_op, void *scalar, ncclDataType_t type,
                                       ncclScalarResidence_t residence, ncclComm_t comm)

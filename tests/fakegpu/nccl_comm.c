@@ -113,6 +113,14 @@ ncclResult_t comm_wait(struct ncclComm *comm)
     return result;
 }
 
+void comm_window_given(struct ncclComm *comm, ncclResult_t state)
+{
+    if (state == ncclSuccess && comm->window_to)
+        *comm->window_to = comm->window;
+    if (state != ncclInProgress)
+        comm->window_to = NULL;
+}
+
 /* ---- making ---------------------------------------------------------------------------------- */
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId *id)
@@ -352,6 +360,7 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *ret_error)
     if (!ret_error)
         return nccl_error(ncclInvalidArgument, "ncclCommGetAsyncError: NULL");
     *ret_error = comm_state(comm);
+    comm_window_given(comm, *ret_error);
     return ncclSuccess;
 }
 
@@ -410,13 +419,19 @@ const char *ncclGetErrorString(ncclResult_t result)
     return (unsigned)result < ncclNumResults ? texts[result] : "unknown result code";
 }
 
-/* $FAKENCCL_VERSION: an older library's, for tests of the run-time table. */
+#ifdef FAKENCCL_OLD
+#define VERSION 22803
+#else
+#define VERSION NCCL_VERSION_CODE
+#endif
+
+/* $FAKENCCL_VERSION: one that is too old. */
 ncclResult_t ncclGetVersion(int *ret_version)
 {
     const char *text = getenv("FAKENCCL_VERSION");
 
     if (!ret_version)
         return nccl_error(ncclInvalidArgument, "ncclGetVersion: NULL");
-    *ret_version = text ? (int)strtol(text, NULL, 10) : NCCL_VERSION_CODE;
+    *ret_version = text ? (int)strtol(text, NULL, 10) : VERSION;
     return ncclSuccess;
 }

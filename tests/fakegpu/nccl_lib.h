@@ -24,6 +24,8 @@ struct ncclComm {
     int color, key;
     uint64_t max_ctas, flags;
     uint64_t id[2];
+    void *window; /* being registered; where its handle is wanted, NULL: not any more */
+    ncclWindow_t *window_to;
     _Atomic int initial;    /* before there is a number: how it stands; its failure stays */
     _Atomic bool ended;     /* destroyed or aborted */
     _Atomic uint64_t owner; /* thread in a call on it; 0: none */
@@ -42,6 +44,8 @@ ncclResult_t comm_ask(uint32_t kind, uint64_t number, uint64_t a1, uint64_t a2, 
 ncclResult_t comm_state(struct ncclComm *comm);
 /* Polls to an end, as blocking communicators do. */
 ncclResult_t comm_wait(struct ncclComm *comm);
+/* The communicator's state is known: a window that it was registering has its handle now. */
+void comm_window_given(struct ncclComm *comm, ncclResult_t state);
 /* A text for ncclGetLastError of this thread; gives the result back. */
 ncclResult_t nccl_error(ncclResult_t result, const char *format, ...)
     __attribute__((format(printf, 2, 3)));

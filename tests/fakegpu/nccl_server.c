@@ -215,6 +215,35 @@ static void request_revoke(struct request *r)
 
 /* ---- registrations and operators ------------------------------------------------------------- */
 
+/* Until every rank has registered its n-th, the call is in progress for all. */
+static void window_join(struct request *r, struct member *member, struct registration *registration)
+{
+    struct clique *clique = member->clique;
+
+    registration->window = ++member->windows;
+    member->result = FGN_IN_PROGRESS;
+    member->due_ns = 0;
+    for (uint32_t rank = 0; rank < clique->ranks; rank++) {
+        struct member *other = clique->members[rank];
+
+        if (other->windows < member->windows)
+            return;
+        for (uint32_t i = 0; i < N_REGISTRATIONS_MAX; i++) {
+            if (other->registrations[i].number &&
+                other->registrations[i].window == registration->window &&
+                other->registrations[i].bytes != registration->bytes)
+                violation(r->s, RULE_nccl_mismatch, r->p,
+                          "window %llu: rank %u registers %llu bytes, rank %u %llu",
+                          (unsigned long long)registration->window, member->rank,
+                          (unsigned long long)registration->bytes, rank,
+                          (unsigned long long)other->registrations[i].bytes);
+        }
+    }
+    for (uint32_t rank = 0; rank < clique->ranks; rank++)
+        clique->members[rank]->due_ns =
+            now_ns() + 1 + random_delay_ns(r->s, 0x77696e, clique->members[rank]->number);
+}
+
 static void request_register(struct request *r)
 {
     struct member *member = member_of(r, r->q->a[0], "ncclCommRegister");
@@ -240,10 +269,14 @@ static void request_register(struct request *r)
 
         if (registration->number)
             continue;
-        *registration =
-            (struct registration){++nccl.next_registration, address, bytes, (uint32_t)r->q->a[3]};
+        *registration = (struct registration){.number = ++nccl.next_registration,
+                                              .address = address,
+                                              .bytes = bytes,
+                                              .kind = (uint32_t)r->q->a[3]};
         r->reply->v[0] = FGN_SUCCESS;
         r->reply->v[1] = registration->number;
+        if (registration->kind != FGN_REGISTER_BUFFER)
+            window_join(r, member, registration);
         return;
     }
     r->reply->v[0] = FGN_INTERNAL_ERROR;

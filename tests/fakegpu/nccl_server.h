@@ -54,6 +54,7 @@ enum member_state {
 struct registration {
     uint64_t number, address, bytes; /* number 0: free */
     uint32_t kind;
+    uint64_t window; /* the rank's n-th, from 1; 0: none */
 };
 
 struct member {
@@ -79,6 +80,7 @@ struct member {
     int64_t color, key;
     uint64_t splits; /* called on this one */
     struct registration registrations[N_REGISTRATIONS_MAX];
+    uint64_t windows; /* registered so far: all ranks do it together */
     double operators[N_OPERATORS_MAX];
     uint8_t operator_types[N_OPERATORS_MAX]; /* + 1; 0: free */
     bool operator_by_address[N_OPERATORS_MAX];
@@ -179,6 +181,11 @@ void slot_order_check(struct server *s, const struct slot *slot, const struct me
 
 /* nccl_server_check.c: one rank's calls. Reports; a result. */
 int calls_check(struct request *r, const struct fgn_call *calls, uint32_t count);
+/* The registration that holds all of it; NULL: none. */
+const struct registration *registration_of(const struct member *member, uint64_t address,
+                                           uint64_t bytes);
+/* All ranks' plans of one place: what is registered, and where. Reports. */
+void registered_check(struct server *s, struct plan *const *plans, uint32_t ranks, uint32_t at);
 
 /* nccl_server_job.c */
 uint64_t job_tick(struct server *s, uint64_t now);

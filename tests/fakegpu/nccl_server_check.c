@@ -188,3 +188,71 @@ int calls_check(struct request *r, const struct fgn_call *calls, uint32_t count)
     }
     return FGN_SUCCESS;
 }
+
+/* ---- registered memory ----------------------------------------------------------------------- */
+
+const struct registration *registration_of(const struct member *member, uint64_t address,
+                                           uint64_t bytes)
+{
+    for (uint32_t i = 0; i < N_REGISTRATIONS_MAX; i++) {
+        const struct registration *registration = &member->registrations[i];
+
+        if (registration->number && address >= registration->address &&
+            address - registration->address + bytes <= registration->bytes)
+            return registration;
+    }
+    return NULL;
+}
+
+struct registered { /* one side of a call, by rank */
+    const struct registration *registration[N_RANKS_MAX];
+    uint64_t offset[N_RANKS_MAX];
+};
+
+/* Slices in place are at another offset on each rank, by their rule. */
+static void registered_find(const struct plan *plan, uint32_t at, bool recv,
+                            struct registered *side)
+{
+    const struct fgn_call *call = &plan->calls[at];
+    uint32_t rank = plan->member->rank, ranks = plan->member->clique->ranks;
+    uint64_t before = rank * call->count * fgn_type_bytes(call->type);
+    uint64_t address = recv ? call->recv : call->send;
+    uint64_t bytes = recv ? ring_recv_bytes(call->kind, call->count, call->type, ranks)
+                          : ring_send_bytes(call->kind, call->count, call->type, ranks);
+    bool part = recv ? call->kind == FGN_REDUCE_SCATTER && address == call->send + before
+                     : call->kind == FGN_ALL_GATHER && address == call->recv + before;
+    const struct registration *found = registration_of(plan->member, address, bytes);
+
+    side->registration[rank] = found;
+    if (found)
+        side->offset[rank] = address - found->address - (part ? before : 0);
+}
+
+void registered_check(struct server *s, struct plan *const *plans, uint32_t ranks, uint32_t at)
+{
+    const struct fgn_call *first = &plans[0]->calls[at];
+
+    for (uint32_t recv = 0; recv < 2; recv++) {
+        struct registered side = {0};
+
+        if (first->kind == FGN_BROADCAST && !recv) /* the root's alone */
+            continue;
+        if (first->kind == FGN_REDUCE && recv)
+            continue;
+        for (uint32_t rank = 0; rank < ranks; rank++)
+            registered_find(plans[rank], at, recv, &side);
+        for (uint32_t rank = 1; rank < ranks; rank++) {
+            const struct registration *a = side.registration[0], *b = side.registration[rank];
+
+            if (!a == !b && (!a || (side.offset[0] == side.offset[rank] && a->window == b->window)))
+                continue;
+            violation(s, RULE_nccl_registered, plans[rank]->member->process,
+                      "%s of %llu: rank 0's %s buffer is %s at %llu, rank %u's %s at %llu",
+                      call_name(first->kind), (unsigned long long)first->count,
+                      recv ? "receive" : "send", a ? "registered" : "not registered",
+                      (unsigned long long)side.offset[0], rank, b ? "registered" : "not registered",
+                      (unsigned long long)side.offset[rank]);
+            return;
+        }
+    }
+}

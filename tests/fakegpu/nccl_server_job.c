@@ -180,6 +180,8 @@ static struct job *job_of_slot(struct server *s, struct clique *clique, struct s
     }
     job_join(s, job);
     for (uint32_t i = 0; i < calls; i++) {
+        if (job->plans[0]->calls[i].kind < FGN_SEND)
+            registered_check(s, job->plans, clique->ranks, i);
         if (job->plans[0]->calls[i].kind < FGN_SEND &&
             !ring_make(s, job, i, &job->rings[job->ring_count++])) {
             slot->broken = true;

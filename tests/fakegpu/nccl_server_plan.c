@@ -177,15 +177,9 @@ static struct plan *plan_new(struct member *member, const struct fgn_call *calls
 
 static bool in_symmetric_window(const struct member *member, uint64_t address, uint64_t bytes)
 {
-    for (uint32_t i = 0; i < N_REGISTRATIONS_MAX; i++) {
-        const struct registration *registration = &member->registrations[i];
+    const struct registration *registration = registration_of(member, address, bytes);
 
-        if (registration->number && registration->kind == FGN_REGISTER_SYMMETRIC &&
-            address >= registration->address &&
-            address - registration->address + bytes <= registration->bytes)
-            return true;
-    }
-    return false;
+    return registration && registration->kind == FGN_REGISTER_SYMMETRIC;
 }
 
 /* Copy engines do an all-gather between windows without a CTA, where asked for. */

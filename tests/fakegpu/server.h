@@ -288,6 +288,7 @@ struct inject {
 
 struct counts {
     uint64_t kernels, copies, copy_bytes, fills, waits, writes, records, hostfns, collectives;
+    uint64_t zero_ctas; /* collectives without one */
     uint64_t allocations, frees, registers, imports, syncs, faults;
 };
 

@@ -329,6 +329,7 @@ void op_execute(struct server *s, struct op *op)
         gpu->ctas_free -= op->ctas;
         op->collected = true;
         s->counts.collectives++;
+        s->counts.zero_ctas += op->ctas == 0;
         nccl_start(s, op);
         return;
     case OP_NONE:

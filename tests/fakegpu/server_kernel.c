@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "daemon/device/cuda/kernel.h"
 #include "tests/fakegpu/server_internal.h"
@@ -13,15 +14,29 @@
 static struct kernel kernels[KERNELS_MAX];
 static uint32_t kernel_count;
 
+/* On a worker, without the lock: now and then there is time for a store of a host's. */
+static void gap(uint64_t *word)
+{
+    static _Atomic uint64_t count;
+    uint64_t random = mix64((uint64_t)(uintptr_t)word ^ ++count);
+    struct timespec nap = {.tv_nsec = (long)(random >> 8) % 30000};
+
+    if (random % 16 == 0)
+        nanosleep(&nap, NULL);
+}
+
 static int load(const char *path)
 {
     void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     const struct gw_kernel_entry *entry = library ? dlsym(library, GW_KERNEL_TABLE) : NULL;
+    void (**gap_of)(uint64_t *word) = library ? dlsym(library, GW_KERNEL_GAP) : NULL;
 
     if (!entry) {
         fprintf(stderr, "fakegpu: %s: %s\n", path, dlerror());
         return -1;
     }
+    if (gap_of)
+        *gap_of = gap;
     for (; entry->name; entry++) {
         if (kernel_count == KERNELS_MAX || entry->arg_bytes > FG_ARG_MAX) {
             fprintf(stderr, "fakegpu: %s: %s: too many kernels, or its argument is too large\n",

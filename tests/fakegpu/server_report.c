@@ -95,8 +95,9 @@ static void put_counts(const struct server *s, FILE *file)
     } all[] = {{"kernels", n->kernels}, {"copies", n->copies}, {"copy_bytes", n->copy_bytes},
                {"fills", n->fills}, {"waits", n->waits}, {"writes", n->writes},
                {"records", n->records}, {"hostfns", n->hostfns},
-               {"collectives", n->collectives}, {"allocations", n->allocations},
-               {"frees", n->frees}, {"registers", n->registers}, {"imports", n->imports},
+               {"collectives", n->collectives}, {"zero_ctas", n->zero_ctas},
+               {"allocations", n->allocations}, {"frees", n->frees},
+               {"registers", n->registers}, {"imports", n->imports},
                {"syncs", n->syncs}, {"faults", n->faults}};
 
     fputs("\"counts\":{", file);

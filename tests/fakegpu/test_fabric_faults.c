@@ -72,8 +72,8 @@ static void start(struct job *job, uint64_t op_timeout_ns)
 
 static void launch_gather(struct job *job)
 {
-    const float *in[RANKS];
-    float *out[RANKS];
+    const void *in[RANKS];
+    void *out[RANKS];
     struct core_op op = {.id = ++job->ops,
                          .kind = CORE_OP_ALL_GATHER,
                          .stream = CORE_STREAM_REDUCE,

@@ -41,6 +41,7 @@ BAD = {
     "bad_duplicate_gpu": (1, {"nccl_duplicate_gpu"}),
     "bad_leak": (2, {"nccl_leak"}),
     "bad_registration": (2, {"nccl_leak"}),
+    "bad_registered": (2, {"nccl_registered"}),
     "bad_threads": (2, {"nccl_threads"}),
     "bad_launch_order": (2, {"nccl_order"}),
     "bad_device": (2, {"wrong_device"}),

@@ -109,7 +109,7 @@ static void reduce(void)
     struct gw_k_partial *lanes = kit_device(chunks * GW_K_LANES * sizeof(*lanes));
 
     CUDA(cuda_load_kernels());
-    s.add = (struct gw_k_partials){lanes, kit_device(chunks * sizeof(*lanes)), chunks};
+    s.add = (struct gw_k_partials){lanes, kit_device(chunks * sizeof(*lanes)), chunks, 0};
     for (uint32_t i = 0; i < 8; i++)
         s.in[i] = kit_device(s.bytes);
     s.arg = (struct gw_k_reduce){.out = {kit_device(s.bytes)}, .outs = 1, .count = count,

@@ -10,6 +10,7 @@
 #include <pthread.h>
 #include <stdbool.h>
 
+#include "daemon/engine/waits.h"
 #include "proto/shm.h"
 
 #define ROOM 4200u
@@ -319,6 +320,43 @@ static void mirrors_follow_their_slots(void **state)
     assert_int_equal(mirrors[0], 8);
 }
 
+static struct gw_wait_page *gap_page;
+static size_t gap_bytes;
+static uint64_t *gap_word;
+
+/* Whoever ends the job comes between the halves of the kernel's atomic. */
+static void release_in_the_gap(uint64_t *word)
+{
+    if (word == gap_word)
+        waits_release(gap_page, gap_bytes);
+}
+
+/* Over PCIe a kernel's atomic is none to the CPU: what a host stores inside it is lost. That the
+ * words are raised again is what frees the streams then. */
+static void a_word_raised_inside_an_atomic_is_raised_again(void **state)
+{
+    static _Alignas(64) char room[sizeof(struct gw_wait_page) + 8 * sizeof(uint64_t)];
+    const struct gw_k_stamps part = {1, 2, 3};
+    struct gw_k_finish arg = {
+        .signal = {signal_of(0, 8)}, .stamps = &part, .parts = 1, .signals = 1};
+
+    (void)state;
+    memset(slots, 0, sizeof(slots));
+    gap_page = (struct gw_wait_page *)(void *)room;
+    gap_bytes = sizeof(room);
+    gap_word = (uint64_t *)(void *)&gap_page->word[3];
+    arg.signal[0].mirror = gap_word;
+    gw_kernel_gap = release_in_the_gap;
+    RUN(gw_k_finish, &arg, 1);
+    gw_kernel_gap = NULL;
+    assert_int_equal(*gap_word, 8); /* lost */
+    assert_true(atomic_load(&gap_page->word[2]) == GW_TIMELINE_END);
+    waits_release(gap_page, gap_bytes); /* the next round of the guard, the next failure seen */
+    assert_true(atomic_load(&gap_page->word[3]) == GW_TIMELINE_END);
+    RUN(gw_k_finish, &arg, 1); /* one that is later still */
+    assert_true(atomic_load(&gap_page->word[3]) == GW_TIMELINE_END);
+}
+
 static void nothing_is_told_of_an_aborted_rank(void **state)
 {
     const struct gw_k_stamps part = {1, 2, 3};
@@ -404,6 +442,7 @@ int main(void)
         cmocka_unit_test(signals_raise_slots_with_the_stamps_of_all_parts),
         cmocka_unit_test(a_timeline_never_falls),
         cmocka_unit_test(mirrors_follow_their_slots),
+        cmocka_unit_test(a_word_raised_inside_an_atomic_is_raised_again),
         cmocka_unit_test(nothing_is_told_of_an_aborted_rank),
         cmocka_unit_test(a_link_is_taken_from_when_it_is_free),
         cmocka_unit_test(an_abort_ends_a_hold),

@@ -146,16 +146,17 @@ static void groups_are_their_ordered_lists(void **state)
 static void partials_lie_slice_by_slice(void **state)
 {
     static const uint64_t numel[] = {4096, 1, 0, 4097};
+    static const uint32_t slices[] = {3, 3, 2, 5};
     uint64_t starts[5];
 
     (void)state;
-    parts_partials(numel, 4, 3, starts);
+    parts_partials(numel, slices, 4, starts);
     /* chunks: 1, 1, 0, 2 per slice */
     assert_int_equal(starts[0], 0);
     assert_int_equal(starts[1], 3);
     assert_int_equal(starts[2], 6);
     assert_int_equal(starts[3], 6);
-    assert_int_equal(starts[4], 12);
+    assert_int_equal(starts[4], 16);
 }
 
 int main(void)

@@ -181,9 +181,9 @@ static void shared_copies_are_whole(void **state)
         .kind = CORE_OP_ALL_GATHER, .numel = SLICE, .traffic = GW_KIND_ALL_GATHER};
     struct core_op one = {
         .kind = CORE_OP_GATHER, .rank = 1, .numel = SLICE, .traffic = GW_KIND_ALL_GATHER};
-    struct fabric_segment segments[3] = {{output[0] + 1, input[0], SLICE * sizeof(float)},
-                                         {output[1], input[1], 0},
-                                         {output[2], input[2], WHOLE * sizeof(float)}};
+    struct fabric_segment segments[3] = {{output[0] + 1, input[0], SLICE * sizeof(float), 0},
+                                         {output[1], input[1], 0, 0},
+                                         {output[2], input[2], WHOLE * sizeof(float), 0}};
 
     (void)state;
     run_op(&all, &(struct fabric_op){.in = in, .out = out});

@@ -170,8 +170,8 @@ static void gathers_copy_what_is_not_there_yet(void **state)
     struct world *world = start(0);
     const void *in[WORLD] = {world->other[0], world->memory[1], world->memory[2]};
     void *out[WORLD] = {world->other[0], world->other[1], world->other[2]};
-    struct fabric_segment segments[2] = {{world->other[0] + 20, world->memory[1], 16},
-                                         {world->other[0] + 24, world->memory[2], 8}};
+    struct fabric_segment segments[2] = {{world->other[0] + 20, world->memory[1], 16, 1},
+                                         {world->other[0] + 24, world->memory[2], 8, 2}};
 
     (void)state;
     memcpy(world->other[0], world->memory[0], 16);

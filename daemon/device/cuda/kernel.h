@@ -8,7 +8,8 @@
  *   for (i = gw_k_index(); i < n; i += gw_k_count())
  *
  * A CPU build ends with GW_KERNEL_TABLE_BEGIN, GW_KERNEL_ENTRY(gw_k_x) ..., GW_KERNEL_TABLE_END:
- * the table by which a fake GPU finds kernels. One entry's run() does what one thread does; the
+ * the table by which a fake GPU finds kernels, and gw_kernel_gap, by which it gets between the two
+ * halves of an atomic. One entry's run() does what one thread does; the
  * indices 0..count-1 may run in any order and on any thread, (0, 1) alone does all the work.
  */
 #ifndef GW_DEVICE_CUDA_KERNEL_H
@@ -22,7 +23,8 @@ struct gw_kernel_entry {
     size_t arg_bytes;  /* of its one argument, a struct by value */
     void (*run)(const void *arg, uint64_t index, uint64_t count);
 };
-#define GW_KERNEL_TABLE "gw_kernel_table" /* symbol of a CPU build */
+#define GW_KERNEL_TABLE "gw_kernel_table" /* symbols of a CPU build */
+#define GW_KERNEL_GAP "gw_kernel_gap"
 
 #ifdef __CUDACC__
 
@@ -94,6 +96,10 @@ GW_DEVICE void gw_k_fence(void)
     __threadfence_system();
 }
 
+/* Of the GPU's own signals none is lost. To the CPU it is an atomic only where
+ * hostNativeAtomicSupported says so (CUDA guide, Atomic Functions; over PCIe it does not): a host's
+ * store that comes between its read and its write is overwritten. So a host must store such a word
+ * while no kernel raises it, or again afterwards, as whoever stores GW_TIMELINE_END does. */
 GW_DEVICE void gw_k_raise(uint64_t *word, uint64_t value)
 {
     (void)atomicMax_system((unsigned long long *)word, (unsigned long long)value);
@@ -108,6 +114,7 @@ GW_DEVICE int gw_k_swap(uint64_t *word, uint64_t from, uint64_t to)
 
 #else
 
+#include <sched.h>
 #include <string.h>
 #include <time.h>
 
@@ -124,6 +131,7 @@ GW_DEVICE int gw_k_swap(uint64_t *word, uint64_t from, uint64_t to)
 #define GW_UNROLL _Pragma("GCC unroll 16")
 #define GW_NO_UNROLL _Pragma("GCC unroll 1")
 #define GW_KERNEL_TABLE_BEGIN                                                                      \
+    __attribute__((visibility("default"))) void (*gw_kernel_gap)(uint64_t *word);                  \
     extern const struct gw_kernel_entry gw_kernel_table[];                                         \
     __attribute__((visibility("default"))) const struct gw_kernel_entry gw_kernel_table[] = {
 #define GW_KERNEL_ENTRY(kernel) {#kernel, sizeof(struct kernel), kernel##_run},
@@ -132,7 +140,11 @@ GW_DEVICE int gw_k_swap(uint64_t *word, uint64_t from, uint64_t to)
     }                                                                                              \
     ;
 
+/* Called, if set, between the read and the write of an atomic that is none to the CPU. */
+extern void (*gw_kernel_gap)(uint64_t *word);
+
 static _Thread_local uint64_t gw_k_thread_index, gw_k_thread_count;
+static char gw_k_atomics; /* set: a thread is in one, which to GPUs is a single access */
 
 GW_DEVICE uint64_t gw_k_index(void)
 {
@@ -195,13 +207,18 @@ GW_DEVICE void gw_k_fence(void)
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
 }
 
+/* The word was looked at before, so that who may not touch it faults without the lock. */
 GW_DEVICE void gw_k_raise(uint64_t *word, uint64_t value)
 {
     uint64_t before = __atomic_load_n(word, __ATOMIC_RELAXED);
 
-    while (before < value && !__atomic_compare_exchange_n(word, &before, value, 0,
-                                                          __ATOMIC_RELEASE, __ATOMIC_RELAXED)) {
-    }
+    while (__atomic_test_and_set(&gw_k_atomics, __ATOMIC_ACQUIRE))
+        sched_yield();
+    before = __atomic_load_n(word, __ATOMIC_RELAXED);
+    if (gw_kernel_gap)
+        gw_kernel_gap(word);
+    __atomic_store_n(word, before < value ? value : before, __ATOMIC_RELEASE);
+    __atomic_clear(&gw_k_atomics, __ATOMIC_RELEASE);
 }
 
 GW_DEVICE int gw_k_swap(uint64_t *word, uint64_t from, uint64_t to)

@@ -82,13 +82,20 @@ static bool look_at_driver(struct probe *probe)
 
 static void look_at_nccl(struct probe *probe)
 {
-    int version = 0;
+    struct nccl_library library = {0};
+    char text[GW_TEXT_MAX + 1];
+    int version;
 
-    if (ncclGetVersion(&version) != ncclSuccess || version < NCCL_VERSION_MIN)
-        say(probe, "NCCL", PLUGIN_BAD, "install NCCL 2.28 or newer", "version %d", version);
-    else
-        say(probe, "NCCL", PLUGIN_GOOD, NULL, "%d.%d.%d", version / 10000, version % 10000 / 100,
-            version % 100);
+    if (nccl_library_find(&library, text) < 0) {
+        say(probe, "NCCL", PLUGIN_BAD, "install NCCL 2.28 or newer", "%s", text);
+        return;
+    }
+    version = library.version;
+    say(probe, "NCCL", library.zero_cta ? PLUGIN_GOOD : PLUGIN_NOTE,
+        library.zero_cta ? NULL
+                         : "it lacks ncclCommWindowRegister: small all-gathers take SMs, which a "
+                           "newer one does without",
+        "%d.%d.%d", version / 10000, version % 10000 / 100, version % 100);
 }
 
 static bool count_gpus(struct probe *probe)
@@ -114,13 +121,16 @@ static void look_at_mps(struct probe *probe)
     snprintf(path, sizeof(path), "%s/control", directory ? directory : "/tmp/nvidia-mps");
     if (access(path, F_OK) == 0)
         say(probe, "MPS", PLUGIN_NOTE,
-            "a GPU fault of one process ends all that share the GPU, other jobs included",
+            "engines use the CUDA_MPS_PIPE_DIRECTORY that gradwired was started with, not a "
+            "trainer's own: set the same in the unit and for trainers, or their kernels take "
+            "turns; a GPU fault of one process ends all that share the GPU, other jobs included",
             "on (%s): kernels of gradwire and of the trainer run side by side", path);
     else
         say(probe, "MPS", PLUGIN_NOTE,
             "start nvidia-cuda-mps-control -d for the job's user if hidden_fraction stays low: "
-            "kernels of two processes take turns without it, copies may overlap",
-            "off");
+            "kernels of two processes take turns without it, copies may overlap; with a "
+            "CUDA_MPS_PIPE_DIRECTORY, gradwired and trainers need the same one",
+            "off (no %s)", path);
 }
 
 static void look_at_peermem(struct probe *probe)
@@ -170,6 +180,17 @@ static void look_at_stream_memory(const struct probe *probe, int gpu, const char
             "gradwire orders streams of two processes by 64-bit stream memory operations: use a "
             "GPU and driver that have them",
             "no 64-bit stream memory operations");
+}
+
+/* Kernels raise words that hosts raise too. */
+static void look_at_atomics(const struct probe *probe, int gpu, const char *name)
+{
+    bool native = attribute(gpu, cudaDevAttrHostNativeAtomicSupported) != 0;
+
+    say(probe, name, native ? PLUGIN_GOOD : PLUGIN_NOTE,
+        native ? NULL
+               : "usual over PCIe: gradwire raises the words of an ended job more than once for it",
+        "a kernel's atomics on host memory are %satomic to the CPU", native ? "" : "not ");
 }
 
 static bool export_fd(int gpu)
@@ -260,6 +281,8 @@ static void look_at_gpu(struct probe *probe, int gpu)
     look_at_mode(probe, gpu, name);
     snprintf(name, sizeof(name), "GPU %d streams", gpu);
     look_at_stream_memory(probe, gpu, name);
+    snprintf(name, sizeof(name), "GPU %d atomics", gpu);
+    look_at_atomics(probe, gpu, name);
     snprintf(name, sizeof(name), "GPU %d sharing", gpu);
     look_at_export(probe, gpu, name);
     (void)cudaDeviceReset();

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Communicators: made, split, registered with and aborted on the issuing threads of their GPUs, all
- * ranks in the order of the loop thread's calls. Non-blocking: each call is polled until it is
+ * Communicators: made, split and aborted on the issuing threads of their GPUs, all ranks in the
+ * order of the loop thread's calls. Non-blocking: each call is polled until it is
  * over, since NCCL may enqueue late; a poll ends with the world's abort or the op's deadline.
  */
 #include <inttypes.h>
@@ -105,12 +105,15 @@ bool nccl_settled(struct nccl_world *world, uint32_t rank, ncclComm_t *comm, ncc
 
 /* ---- tasks: issuing threads ------------------------------------------------------------------ */
 
-static ncclConfig_t config_of(void)
+/* group NULL: the parent of all. */
+static ncclConfig_t config_of(const struct nccl_world *world, const struct nccl_group *group)
 {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
 
     config.blocking = 0;
     config.maxCTAs = NCCL_CTAS_MAX;
+    if (group && group == world->registered && world->library.zero_cta)
+        config.CTAPolicy = NCCL_CTA_POLICY_ZERO;
     return config;
 }
 
@@ -145,7 +148,7 @@ static void run_split(struct nccl_task *task)
     struct nccl_group *group = task->group;
     uint32_t index = parts_index(group->members, group->count, task->rank);
     ncclComm_t *parent = &world->parent[task->rank], *comm = &group->comm[task->rank];
-    ncclConfig_t config = config_of();
+    ncclConfig_t config = config_of(world, group);
     ncclResult_t result;
 
     if (!*parent || aborted(world))
@@ -161,7 +164,7 @@ static void run_split(struct nccl_task *task)
 static void run_init(struct nccl_task *task)
 {
     struct nccl_world *world = task->world;
-    ncclConfig_t config = config_of();
+    ncclConfig_t config = config_of(world, NULL);
     ncclComm_t *comm = &world->parent[task->rank];
     ncclResult_t result;
 
@@ -184,33 +187,6 @@ static void run_abort(struct nccl_task *task)
         abort_one(&group->comm[task->rank]);
     abort_one(&task->world->parent[task->rank]);
     atomic_fetch_sub_explicit(&task->world->left, 1, memory_order_release);
-}
-
-/* What NCCL cannot register it uses as it is: slower, not wrong. */
-static void run_register(struct nccl_task *task)
-{
-    struct nccl_world *world = task->world;
-    struct nccl_memory *memory = task->memory;
-    ncclComm_t comm = world->everyone->comm[task->rank];
-
-    if (!comm || aborted(world))
-        return;
-    if (world->library.comm_register(comm, memory->base, memory->bytes, &memory->handle) ==
-            ncclSuccess &&
-        memory->handle)
-        memory->generation = world->generation;
-}
-
-static void run_deregister(struct nccl_task *task)
-{
-    struct nccl_world *world = task->world;
-    struct nccl_memory *memory = task->memory;
-    ncclComm_t comm = world->everyone->comm[task->rank];
-
-    if (comm && memory->generation == world->generation && !aborted(world) &&
-        !planted("registration_left"))
-        (void)world->library.comm_deregister(comm, memory->handle);
-    memory->generation = 0;
 }
 
 /* Errors that come without a call: a peer's, a link's. */
@@ -261,6 +237,12 @@ static int post_all(struct nccl_world *world, struct nccl_group *group,
     return r;
 }
 
+static int register_group(struct nccl_world *world, const uint32_t *members)
+{
+    world->registered = group_add(world, members, world->count);
+    return world->registered ? post_all(world, world->registered, run_split) : GW_E_NOMEM;
+}
+
 int nccl_world_new(struct nccl_fabric *fabric, struct nccl_world **ret_world)
 {
     struct nccl_world *world = calloc(1, sizeof(*world));
@@ -273,7 +255,6 @@ int nccl_world_new(struct nccl_fabric *fabric, struct nccl_world **ret_world)
     world->library = fabric->library;
     world->timeout_ns =
         fabric->config.op_timeout_ns ? fabric->config.op_timeout_ns : NCCL_TIMEOUT_NS;
-    world->generation = ++fabric->generation;
     world->references = 1;
     world->count = fabric->config.world;
     for (uint32_t rank = 0; rank < world->count; rank++) {
@@ -283,6 +264,9 @@ int nccl_world_new(struct nccl_fabric *fabric, struct nccl_world **ret_world)
     world->everyone = group_add(world, members, world->count);
     if (world->everyone)
         r = post_all(world, world->everyone, run_init);
+    if (r == 0 && world->count > 1 &&
+        (world->library.comm_register || world->library.window_register))
+        r = register_group(world, members);
     for (uint32_t rank = 0; r == 0 && rank < world->count; rank++)
         r = cuda_idle(world->device, rank, idle, &world->idle[rank]);
     *ret_world = world;
@@ -336,7 +320,8 @@ int nccl_group_get(struct nccl_world *world, const uint32_t *members, uint32_t c
     struct nccl_group *group = atomic_load_explicit(&world->groups, memory_order_relaxed);
     int r = 0;
 
-    while (group && !parts_same(group->members, group->count, members, count))
+    while (group && (group == world->registered ||
+                     !parts_same(group->members, group->count, members, count)))
         group = group->next;
     if (!group) {
         group = group_add(world, members, count);
@@ -347,20 +332,4 @@ int nccl_group_get(struct nccl_world *world, const uint32_t *members, uint32_t c
     if (r == 0)
         *ret_group = group;
     return r;
-}
-
-int nccl_memory_register(struct nccl_world *world, struct nccl_memory *memory)
-{
-    if (!world->library.comm_register)
-        return 0;
-    return nccl_task_post(&(struct nccl_task){
-        .world = world, .memory = memory, .rank = memory->rank, .run = run_register});
-}
-
-bool nccl_memory_deregister(struct nccl_world *world, struct nccl_memory *memory)
-{
-    if (!world->library.comm_register)
-        return true;
-    return nccl_task_wait(&(struct nccl_task){
-        .world = world, .memory = memory, .rank = memory->rank, .run = run_deregister});
 }

@@ -11,6 +11,13 @@
  *
  * Results of an all-reduce go from the owner to every other rank by copy engine. In place needs no
  * second phase: share r of every input is read by part r alone, before it writes it.
+ *
+ * Who waits for such a result sees it, without CU_STREAM_WAIT_VALUE_FLUSH. The owner's stream
+ * writes the op's done word behind its copies by cuStreamWriteValue64, with its default fence,
+ * "similar to __threadfence_system() but scoped to the stream": what the stream wrote before is
+ * visible to every device before the word is. A flush is for remote writes that have only reached
+ * the GPU by then (cuda.h at the flag): those of a third party, as a network card's, which no fence
+ * of ours orders; few platforms have one (CAN_FLUSH_REMOTE_WRITES).
  */
 #include "daemon/fabric/nccl/nccl.h"
 #include "daemon/device/cuda/plant.h"

@@ -19,6 +19,24 @@ static void find(const char *name, void *ret_function)
     memcpy(ret_function, &symbol, sizeof(symbol));
 }
 
+/* Of no use without each other. */
+static bool find_pair(const char *name, void *ret_function, const char *other, void *ret_other)
+{
+    static const void *const nothing;
+    void *found, *found_other;
+
+    find(name, &found);
+    find(other, &found_other);
+    if (found && found_other) {
+        memcpy(ret_function, &found, sizeof(found));
+        memcpy(ret_other, &found_other, sizeof(found_other));
+        return true;
+    }
+    memcpy(ret_function, &nothing, sizeof(nothing));
+    memcpy(ret_other, &nothing, sizeof(nothing));
+    return false;
+}
+
 int nccl_library_find(struct nccl_library *library, char text[GW_TEXT_MAX + 1])
 {
     int version = 0;
@@ -29,9 +47,10 @@ int nccl_library_find(struct nccl_library *library, char text[GW_TEXT_MAX + 1])
         return GW_E_DEVICE;
     }
     library->version = version;
-    find("ncclCommRegister", &library->comm_register);
-    find("ncclCommDeregister", &library->comm_deregister);
-    if (!library->comm_register || !library->comm_deregister)
-        library->comm_register = NULL;
+    (void)find_pair("ncclCommRegister", &library->comm_register, "ncclCommDeregister",
+                    &library->comm_deregister);
+    /* The policy is of 2.28 like the rest, but acts on windows only. */
+    library->zero_cta = find_pair("ncclCommWindowRegister", &library->window_register,
+                                  "ncclCommWindowDeregister", &library->window_deregister);
     return 0;
 }

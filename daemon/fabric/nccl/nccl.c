@@ -52,6 +52,8 @@ static struct fabric *fabric_free(struct fabric *fabric)
     for (uint32_t rank = 0; rank < nccl->config.world; rank++)
         if (nccl->scratch[rank].base)
             cuda_scratch_free(nccl->config.device, rank, nccl->scratch[rank].base);
+    while (nccl->windows)
+        (void)nccl_window_end(nccl, nccl->windows);
     for (memory = nccl->memory; memory; memory = next) {
         next = memory->next;
         free(memory);
@@ -118,8 +120,8 @@ static int fabric_form(struct fabric *fabric)
         r = scratch_new(nccl, rank);
     if (r == 0)
         r = nccl_world_new(nccl, &nccl->world);
-    for (struct nccl_memory *memory = nccl->memory; r == 0 && memory; memory = memory->next)
-        r = nccl_memory_register(nccl->world, memory);
+    if (r == 0)
+        r = nccl_windows_register(nccl);
     if (r < 0)
         fabric_abort(fabric);
     return r;
@@ -158,8 +160,8 @@ static void memory_added(struct fabric *fabric, uint32_t rank, const struct devi
     added->bytes = memory->bytes;
     added->next = nccl->memory;
     nccl->memory = added;
-    if (nccl->world)
-        (void)nccl_memory_register(nccl->world, added);
+    if (nccl_window_try(nccl, added->bytes) < 0)
+        cuda_fault(nccl->config.device, "no memory to register rank %u's with NCCL", rank);
 }
 
 /* Blocks until NCCL has let go of it: a short task of the issuing thread, at a time when no op of
@@ -177,8 +179,8 @@ static void memory_removed(struct fabric *fabric, uint32_t rank, const struct de
         return;
     *at = removed->next;
     settle_last(nccl);
-    /* Otherwise the task may still come: what it names stays. */
-    if (!nccl->world || nccl_memory_deregister(nccl->world, removed))
+    /* Otherwise a task may still come: what it names stays. */
+    if (!removed->window || nccl_window_end(nccl, removed->window))
         free(removed);
 }
 

@@ -4,7 +4,7 @@
  *
  * Threads. The loop thread owns the fabric, the list of groups, ops and tasks. The issuing thread
  * of a rank's GPU runs that rank's parts of ops and tasks, and alone touches what is marked as its
- * own (comm[rank], registrations). Everything else a part reads is written before it is handed
+ * own (comm[rank], handle). Everything else a part reads is written before it is handed
  * over.
  *
  * One generation of communicators is a struct nccl_world; ops, tasks and the fabric refer to it, so
@@ -36,9 +36,10 @@
 #define NCCL_SCRATCH_BYTES (NCCL_INPUT_BYTES + NCCL_LANE_BYTES)
 /* Of one copy: a copy engine serves others (the trainer's) between two. */
 #define NCCL_COPY_BYTES (8u << 20)
-/* From so many bytes per rank on, an all-gather goes by copy engines where all GPUs reach each
- * other: no CTA at all, for which NCCL 2.28 needs windows that every rank registers alike. Below,
- * one kernel costs less than the copies do. Not measured yet. */
+/* From so many bytes per rank on, an all-gather goes by copies of our own where all GPUs reach each
+ * other: no CTA at all, with any NCCL and for any buffers. Below, it is NCCL's, which takes none
+ * either between windows (window.c), and for other buffers one kernel, which costs less than the
+ * copies do. Not measured yet. */
 #define NCCL_GATHER_BYTES (128u << 10)
 /* Up to so many bytes of other GPUs' inputs a kernel reads them in place; see exact.c. */
 #define NCCL_DIRECT_BYTES (256u << 10)
@@ -49,11 +50,15 @@
 
 struct nccl_fabric;
 
-/* Functions that not every NCCL >= 2.28 has, or that a node may do without; NULL: missing. */
+/* What the plug-in can do without; NULL, false: missing. Each pair is whole or not there. */
 struct nccl_library {
-    int version; /* 22809 */
+    int version;   /* 22809 */
+    bool zero_cta; /* the communicator's CTAPolicy may be NCCL_CTA_POLICY_ZERO */
     ncclResult_t (*comm_register)(const ncclComm_t comm, void *base, size_t bytes, void **handle);
     ncclResult_t (*comm_deregister)(const ncclComm_t comm, void *handle);
+    ncclResult_t (*window_register)(ncclComm_t comm, void *base, size_t bytes, ncclWindow_t *window,
+                                    int flags);
+    ncclResult_t (*window_deregister)(ncclComm_t comm, ncclWindow_t window);
 };
 
 /* Communicators over an ordered list of ranks. */
@@ -69,7 +74,7 @@ enum { NCCL_ID_NONE, NCCL_ID_READY, NCCL_ID_FAILED };
 struct nccl_world {
     struct device *device;
     struct nccl_library library;
-    uint64_t timeout_ns, generation; /* generation: from 1 */
+    uint64_t timeout_ns;
     uint32_t references;             /* loop thread */
     uint32_t count;                  /* ranks */
     atomic_bool aborted; /* nothing waits for another rank any more */
@@ -79,8 +84,9 @@ struct nccl_world {
     /* From which groups are split: no collective ever runs on it, for ncclCommSplit must find none
      * in flight. */
     ncclComm_t parent[GW_RANKS_MAX];
-    _Atomic(struct nccl_group *) groups; /* the last is the world's; loop thread adds in front */
+    _Atomic(struct nccl_group *) groups; /* loop thread adds in front */
     struct nccl_group *everyone;
+    struct nccl_group *registered; /* everyone too: window.c. NULL: NCCL can register nothing */
     struct nccl_idle {
         struct nccl_world *world;
         uint32_t rank;
@@ -94,9 +100,14 @@ struct nccl_memory {
     uint32_t rank;
     void *base;
     size_t bytes;
-    /* The rank's issuing thread's: */
-    uint64_t generation; /* in which it is registered; 0: in none */
-    void *handle;
+    struct nccl_window *window; /* NULL: none yet */
+    void *handle; /* the rank's issuing thread's: registered in its generation; NULL: not */
+};
+
+struct nccl_window {
+    struct nccl_window *next;
+    struct nccl_memory *memory[GW_RANKS_MAX]; /* by rank */
+    atomic_uint ready; /* ranks that have registered theirs in this generation */
 };
 
 /* An op on its way; one allocation, arrays behind it. Parts of several ranks read it at once. */
@@ -136,8 +147,8 @@ struct nccl_fabric {
     struct device_stream *reduce, *control, *gather;
     struct nccl_world *world; /* NULL: not formed */
     struct nccl_world *last;  /* aborted, perhaps not everywhere yet; NULL: none */
-    uint64_t generation;
     struct nccl_memory *memory;
+    struct nccl_window *windows; /* oldest first: in this order they are registered */
     struct {
         char *base; /* NCCL_SCRATCH_BYTES; used by the reduce lane only, which is in order */
         int gpu;
@@ -183,14 +194,21 @@ void nccl_world_settle(struct nccl_world *world);
 /* The group of these members, made if it is new. */
 int nccl_group_get(struct nccl_world *world, const uint32_t *members, uint32_t count,
                    struct nccl_group **ret_group);
-int nccl_memory_register(struct nccl_world *world, struct nccl_memory *memory);
-/* Waits for it. False: it is not known to be over, so the memory may still be in use. */
-bool nccl_memory_deregister(struct nccl_world *world, struct nccl_memory *memory);
 /* Issuing thread: the call on the communicator returned `result`: polled until it is over, so that
  * what it enqueues is on the stream. False: failed and told, or the world was aborted; the
  * communicator has been aborted then, and *comm is NULL. */
 bool nccl_settled(struct nccl_world *world, uint32_t rank, ncclComm_t *comm, ncclResult_t result,
                   const char *call);
+
+/* window.c: loop thread. Registers all with a new generation. */
+int nccl_windows_register(struct nccl_fabric *fabric);
+/* Memory of that size has come: perhaps of the last rank that had none. */
+int nccl_window_try(struct nccl_fabric *fabric, size_t bytes);
+/* Waits until NCCL has let go of it. False: it is not known to be over, so the memory may still be
+ * in use. */
+bool nccl_window_end(struct nccl_fabric *fabric, struct nccl_window *window);
+/* All buffers of the op are registered, at equal offsets: its group is world->registered. */
+bool nccl_alike(const struct nccl_op *op);
 
 /* task.c: what issuing threads do beside works. Posted by the loop thread. */
 struct nccl_task {
