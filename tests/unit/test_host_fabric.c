@@ -517,9 +517,9 @@ static void adds_zeroes_and_casts_of_a_rank(void **state)
     uint16_t halves[8], rounded[8] = {0};
     const void *in[1] = {halves};
     void *sum[1] = {world->memory[0]}, *half[1] = {halves};
-    struct fabric_segment segments[3] = {{rounded, world->memory[1], 6},
-                                         {rounded + 3, world->memory[2], 0},
-                                         {rounded + 4, world->memory[2], 4}};
+    struct fabric_segment segments[3] = {{rounded, world->memory[1], 6, 0},
+                                         {rounded + 3, world->memory[2], 0, 0},
+                                         {rounded + 4, world->memory[2], 4, 0}};
     struct core_op op = {.kind = CORE_OP_LOCAL_ADD,
                          .traffic = GW_KINDS,
                          .world = 1,
