@@ -234,8 +234,8 @@ bool seal_pending(const struct core *core);
  * need no layout. */
 int options_check(struct wire_seal *seal, uint32_t world, uint32_t device, struct text *text);
 /* Hybrid sharding of a group, or 0; `whose`: "" or of what group it is said. */
-int options_check_runs(uint32_t stage, uint32_t shard_ranks, uint32_t members, const char *whose,
-                       struct text *text);
+int options_check_runs(const struct wire_seal *seal, uint32_t shard_ranks, uint32_t members,
+                       const char *whose, struct text *text);
 /* Fills in what follows from the layout. GW_E_NOMEM. */
 int options_complete(struct wire_seal *seal, const struct layout *layout);
 bool options_equal(const struct wire_seal *a, const struct wire_seal *b, const char *a_side,

@@ -121,17 +121,20 @@ static int check_factors(const struct wire_seal *seal, struct text *text)
     return GW_E_INVALID;
 }
 
-int options_check_runs(uint32_t stage, uint32_t shard_ranks, uint32_t members, const char *whose,
-                       struct text *text)
+int options_check_runs(const struct wire_seal *seal, uint32_t shard_ranks, uint32_t members,
+                       const char *whose, struct text *text)
 {
     if (shard_ranks == 0)
         return 0;
     if (members % shard_ranks != 0)
         text_add(text, "%sshard_ranks is %u, but must divide the %u ranks", whose, shard_ranks,
                  members);
-    else if (stage == 0 && shard_ranks < members)
+    else if (shard_ranks < members && seal->stage == 0)
         text_add(text, "%sshard_ranks is %u, but in stage 0 nothing is sharded: use 0, or stages 1 "
                  "to 3", whose, shard_ranks);
+    else if (shard_ranks < members && seal->gather == GW_GATHER_MAPPED)
+        text_add(text, "%sshard_ranks is %u, but with gather mapped there is one copy of the "
+                 "shards: use 0, or gather private", whose, shard_ranks);
     else
         return 0;
     return GW_E_INVALID;
@@ -162,7 +165,7 @@ int options_check(struct wire_seal *seal, uint32_t world, uint32_t device, struc
     if (r == 0)
         r = check_factors(seal, text);
     if (r == 0)
-        r = options_check_runs(seal->stage, seal->shard_ranks, world, "", text);
+        r = options_check_runs(seal, seal->shard_ranks, world, "", text);
     if (r < 0)
         return r;
     if (seal->accumulate == GW_ACCUMULATE_AUTO)

@@ -102,6 +102,7 @@ static int list_add(struct reg_list *list, const struct wire_param *param)
 static int group_check(const struct core *core, uint32_t rank, const struct wire_msg *msg,
                        struct text *text)
 {
+    const struct wire_seal any = {.stage = 3};
     const struct core_rank *mine = &core->ranks[rank];
     const uint32_t *ranks = msg->u.param_group.ranks;
     uint32_t count = msg->u.param_group.count, world = core->config.world;
@@ -131,8 +132,8 @@ static int group_check(const struct core *core, uint32_t rank, const struct wire
         }
         mask |= CORE_BIT(ranks[i]);
     }
-    /* What a stage has to say is known at the seal. */
-    return options_check_runs(1, msg->u.param_group.shard_ranks, count, "a group's ", text);
+    /* What the stage has to say is known at the seal. */
+    return options_check_runs(&any, msg->u.param_group.shard_ranks, count, "a group's ", text);
 }
 
 static int group_add(struct reg_list *list, const struct wire_msg *msg)

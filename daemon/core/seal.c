@@ -219,7 +219,7 @@ static int seal_check(const struct core *core, uint32_t rank, struct wire_seal *
         struct text name = TEXT(whose);
 
         text_add(&name, "group %u's ", g + 1);
-        r = options_check_runs(seal->stage, group->shard_ranks, group->count, whose, text);
+        r = options_check_runs(seal, group->shard_ranks, group->count, whose, text);
     }
     return r;
 }

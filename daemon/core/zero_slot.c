@@ -9,10 +9,10 @@
  *  - a slot whose reduction is launched, if the client's stream will wait for it (ordered). Only
  *    then: a stream that waited for a reduction that is not launched might keep back the very
  *    gradient that is to be reduced before;
- *  - an overflow slot, if waiting might be for its own later gradients or commit: no reduction in
- *    flight will free a slot of the rank, and of a group that its slots hold buckets of, the next
- *    one in launch order waits for the rank; or for another rank that waits for a slot itself, and
- *    so, through its groups, for this one.
+ *  - an overflow slot, if waiting would be for its own later gradients or commit: no reduction in
+ *    flight will free a slot of the rank, and in each group that its slots hold buckets of, the next
+ *    one in launch order waits for the rank, or for others that wait for a slot like it; among them
+ *    some that wait for this one.
  */
 #include "daemon/core/zero_internal.h"
 
@@ -120,6 +120,18 @@ static bool head_lacks(const struct zero *z, const struct zero_group *group, uin
     return !((z->done[bucket] | zero_due(z, bucket, group->pos_m)->mask) & ZERO_BIT(rank));
 }
 
+/* Groups of which a gradient of the rank's micro-step may be due. */
+static uint64_t open_groups(const struct zero *z, uint32_t rank)
+{
+    uint64_t groups = 0;
+
+    for (uint32_t g = 0; g < z->group_count; g++) {
+        if (zero_in(z, g, rank) && z->groups[g].pos_m <= z->ranks[rank].micro)
+            groups |= UINT64_C(1) << g;
+    }
+    return groups;
+}
+
 /* Groups whose reductions could free a slot of the rank. A slot that holds nothing as far as the
  * core knows is in the client's hands, for it alone knows which bucket. */
 static uint64_t slot_groups(const struct zero *z, uint32_t rank)
@@ -130,7 +142,7 @@ static uint64_t slot_groups(const struct zero *z, uint32_t rank)
         const struct zero_slot *at = zero_slot(z, rank, s);
 
         groups |= at->held ? UINT64_C(1) << z->bucket_table[at->bucket].group
-                           : z->ranks[rank].groups;
+                           : open_groups(z, rank);
     }
     return groups;
 }
@@ -149,7 +161,29 @@ static uint64_t lacking(const struct zero *z, uint64_t groups)
     return ranks;
 }
 
-/* Waiting for a slot, the rank would wait for itself. */
+/* A launched slot that is nobody's; each is named once. GW_NO_SLOT: none. */
+static uint32_t promisable(const struct zero *z, uint32_t rank)
+{
+    for (uint32_t s = 0; s < z->ring_slots + z->ranks[rank].overflows; s++) {
+        const struct zero_slot *at = zero_slot(z, rank, s);
+
+        if (!at->held && !at->promised && at->used)
+            return s;
+    }
+    return GW_NO_SLOT;
+}
+
+/* It waits for a slot, and no reduction that is launched will free one. */
+static bool is_stuck(const struct zero *z, uint32_t rank)
+{
+    const struct zero_rank *mine = &z->ranks[rank];
+
+    if (!mine->acquire_count || mine->overflow_pending || mine->slot_news || mine->backlog.count)
+        return false;
+    return mine->acquires[0].ordered ? promisable(z, rank) == GW_NO_SLOT : !slot_in_flight(z, rank);
+}
+
+/* Someone that the rank waits for waits, in the end, for the rank. */
 static bool waits_for_itself(const struct zero *z, uint32_t rank)
 {
     uint64_t groups = slot_groups(z, rank), seen = 0, late = 0;
@@ -158,11 +192,43 @@ static bool waits_for_itself(const struct zero *z, uint32_t rank)
         late |= lacking(z, groups & ~seen);
         seen |= groups;
         for (uint32_t r = 0; r < z->world; r++) {
-            if (late & ZERO_BIT(r) && z->ranks[r].acquire_count)
+            if (late & ZERO_BIT(r) && is_stuck(z, r))
                 groups |= slot_groups(z, r);
         }
     }
     return late & ZERO_BIT(rank);
+}
+
+/* One of the rank's slots is of a group whose next reduction waits for none but `going` ranks. */
+static bool gets_slot(const struct zero *z, uint32_t rank, uint64_t going)
+{
+    uint64_t groups = slot_groups(z, rank);
+
+    for (uint32_t g = 0; g < z->group_count; g++) {
+        if (groups >> g & 1 && !(lacking(z, UINT64_C(1) << g) & ~going))
+            return true;
+    }
+    return false;
+}
+
+/* Nobody who goes on will free a slot for the rank, nor for those it waits for. */
+static bool waits_for_ever(const struct zero *z, uint32_t rank)
+{
+    uint64_t going = 0;
+    bool more = true;
+
+    for (uint32_t r = 0; r < z->world; r++)
+        going |= is_stuck(z, r) ? 0 : ZERO_BIT(r);
+    while (more) {
+        more = false;
+        for (uint32_t r = 0; r < z->world; r++) {
+            if (going & ZERO_BIT(r) || !gets_slot(z, r, going))
+                continue;
+            going |= ZERO_BIT(r);
+            more = true;
+        }
+    }
+    return !(going & ZERO_BIT(rank));
 }
 
 /* False: the bucket of the request has a slot, or its contribution is closed: whoever asked gave up
@@ -200,19 +266,15 @@ static void grant_overflow(struct zero *z, uint32_t rank)
     effect->index = mine->overflows;
 }
 
-/* A launched slot that is nobody's; each is named once. */
 static bool promise(struct zero *z, uint32_t rank)
 {
-    for (uint32_t s = 0; s < z->ring_slots + z->ranks[rank].overflows; s++) {
-        struct zero_slot *at = zero_slot(z, rank, s);
+    uint32_t slot = promisable(z, rank);
 
-        if (at->held || at->promised || !at->used)
-            continue;
-        at->promised = true;
-        answer(z, rank, s, true);
-        return true;
-    }
-    return false;
+    if (slot == GW_NO_SLOT)
+        return false;
+    zero_slot(z, rank, slot)->promised = true;
+    answer(z, rank, slot, true);
+    return true;
 }
 
 static void pump_rank(struct zero *z, uint32_t rank)
@@ -228,7 +290,7 @@ static void pump_rank(struct zero *z, uint32_t rank)
         }
         if (mine->acquires[0].ordered && promise(z, rank))
             continue;
-        if ((!mine->acquires[0].ordered && slot_in_flight(z, rank)) || !waits_for_itself(z, rank))
+        if (!is_stuck(z, rank) || !waits_for_itself(z, rank) || !waits_for_ever(z, rank))
             return;
         grant_overflow(z, rank);
     }

@@ -232,9 +232,10 @@ static bool group_gate(struct zero *z, uint32_t g)
     bool changed = gate != group->gate;
 
     group->gate = gate;
-    /* Edge VERSION dropped: the first commit is enough. */
+    /* The gate may be a step further: of messages that waited all are handled at once. Edge VERSION
+     * dropped: the first commit is enough. */
     if (follows && group->committed > group->gathered &&
-        (group->committed == gate || !zero_edge(z, EDGE_VERSION))) {
+        (group->committed <= gate || !zero_edge(z, EDGE_VERSION))) {
         gather_version(z, g);
         changed = true;
     }
