@@ -102,6 +102,13 @@ void core_fail_fault(struct core *core, const struct core_fault *fault, int r)
         core_fail(core, r, CORE_NO_RANK, "the ZeRO layer failed with error %d", r);
 }
 
+const char *core_dtype_name(uint32_t dtype)
+{
+    static const char *const names[GW_DTYPES] = {"fp32", "fp16", "bf16"};
+
+    return dtype < GW_DTYPES ? names[dtype] : "no dtype";
+}
+
 void core_add_name(struct text *text, const char *name)
 {
     char shown[NAME_SHOWN + 1];
@@ -278,23 +285,35 @@ uint64_t core_arena_bytes(const struct core *core, enum gw_arena_kind kind, int 
     return zero_arena_bytes(core->zero, kind, rank);
 }
 
+static const struct core_ref nowhere = {.kind = GW_ARENA_NONE};
+
 struct core_ref core_param_slice(const struct core *core, uint32_t bucket, uint32_t rank)
 {
-    struct core_ref none = {.kind = GW_ARENA_NONE};
+    return core->zero ? zero_param_slice(core->zero, bucket, rank) : nowhere;
+}
 
-    return core->zero ? zero_param_slice(core->zero, bucket, rank) : none;
+struct core_ref core_master_slice(const struct core *core, uint32_t bucket, uint32_t rank)
+{
+    return core->zero ? zero_master_slice(core->zero, bucket, rank) : nowhere;
 }
 
 struct core_ref core_param_ref(const struct core *core, uint32_t param, uint64_t offset,
-                               uint32_t *ret_owner, uint64_t *ret_count)
+                               uint32_t rank, uint64_t *ret_count)
 {
-    struct core_ref none = {.kind = GW_ARENA_NONE};
-
-    if (core->zero)
-        return zero_param_ref(core->zero, param, offset, ret_owner, ret_count);
-    *ret_owner = 0;
     *ret_count = 0;
-    return none;
+    return core->zero ? zero_param_ref(core->zero, param, offset, rank, ret_count) : nowhere;
+}
+
+struct core_ref core_master_ref(const struct core *core, uint32_t param, uint64_t offset,
+                                uint32_t rank, uint64_t *ret_count)
+{
+    *ret_count = 0;
+    return core->zero ? zero_master_ref(core->zero, param, offset, rank, ret_count) : nowhere;
+}
+
+uint64_t core_gathered(const struct core *core, uint32_t bucket, uint32_t rank)
+{
+    return core->zero ? zero_gathered(core->zero, bucket, rank) : 0;
 }
 
 void core_stats(const struct core *core, uint32_t rank, struct wire_msg *msg)

@@ -105,8 +105,8 @@ struct core_op {
     const uint32_t *members; /* their ranks, in group order */
     float scale;
     uint32_t bucket, bucket_count; /* GATHER: all of one group */
-    uint32_t slice_first, slices;  /* partials: member i leaves those of slice slice_first + i of the
-                                    * `slices` that the bucket's result has in all */
+    uint32_t slice_first, slices;  /* partials: member i leaves those of slice slice_first + i of
+                                    * the `slices` that the bucket's result has in all */
     uint64_t numel; /* elements of one member's slice (padded); else as said at the kind */
     uint64_t total_numel; /* ALL_REDUCE of the collectives layer: all elements, which world does not
                            * always divide; slices are then numel = ceil(total / world) long, the

@@ -12,6 +12,7 @@
 #include "daemon/core/effects.h"
 #include "daemon/core/layout.h"
 #include "daemon/core/zero.h"
+#include "proto/place.h"
 
 #define CORE_OPEN_MAX 64u   /* requests of one rank that wait for their reply */
 /* Ops of a rank that were launched and not reported done: a client sees its op done before the core
@@ -24,11 +25,19 @@
 
 struct reg_param {
     uint64_t numel;
-    uint32_t flags;
+    uint32_t flags, group;
     uint32_t name_at, unit_at; /* in the list's names */
+    uint8_t dtype, grad_dtype;
+};
+
+struct reg_group { /* of ranks; the world is none of these */
+    uint32_t count, shard_ranks;
+    uint32_t ranks[GW_RANKS_MAX]; /* in group order */
 };
 
 struct reg_list {
+    struct reg_group *groups; /* group g is at g - 1 */
+    uint32_t group_count;
     struct reg_param *params;
     uint32_t count, total, capacity;
     char *names; /* strings one after the other */
@@ -177,6 +186,7 @@ struct core {
 void core_fail(struct core *core, int code, uint32_t rank, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
 void core_fail_fault(struct core *core, const struct core_fault *fault, int r);
+const char *core_dtype_name(uint32_t dtype);
 /* 'name', escaped and cut. */
 void core_add_name(struct text *text, const char *name);
 
@@ -209,6 +219,7 @@ void member_check_left(struct core *core);
 
 /* ---- registry.c, seal.c ---------------------------------------------------------------------- */
 
+void registry_group(struct core *core, uint32_t rank, const struct wire_msg *msg);
 void registry_register(struct core *core, uint32_t rank, const struct wire_msg *msg);
 void seal_request(struct core *core, uint32_t rank, const struct wire_msg *msg);
 void seal_built(struct core *core, const struct core_event *event);
@@ -222,8 +233,11 @@ bool seal_pending(const struct core *core);
 /* 0; GW_E_INVALID with *text: a seal of one rank is wrong by itself. Fills the defaults in that
  * need no layout. */
 int options_check(struct wire_seal *seal, uint32_t world, uint32_t device, struct text *text);
-/* Fills in what follows from the layout. */
-void options_complete(struct wire_seal *seal, const struct layout *layout);
+/* Hybrid sharding of a group, or 0; `whose`: "" or of what group it is said. */
+int options_check_runs(const struct wire_seal *seal, uint32_t shard_ranks, uint32_t members,
+                       const char *whose, struct text *text);
+/* Fills in what follows from the layout. GW_E_NOMEM. */
+int options_complete(struct wire_seal *seal, const struct layout *layout);
 bool options_equal(const struct wire_seal *a, const struct wire_seal *b, const char *a_side,
                    const char *b_side, struct text *text);
 
@@ -250,6 +264,8 @@ bool lane_needs(const struct core *core, uint32_t rank);
 bool lane_wait(const struct core *core, struct core_wait *ret_wait);
 /* False: not an op of this layer. */
 bool lane_describe_flight(const struct core *core, uint64_t op_id, struct text *text);
+/* All factors in one, rounded once. */
+float lane_scale(const struct wire_op *op);
 /* "all_reduce 'x' of 8 elements" */
 void lane_describe(const struct wire_op *op, struct text *text);
 /* 0; or < 0 with *text: the op of one rank is wrong by itself. */

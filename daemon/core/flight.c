@@ -16,7 +16,7 @@ static const char *const op_names[] = {
     [CORE_OP_ALL_GATHER] = "all-gather",         [CORE_OP_GATHER] = "all-gather",
     [CORE_OP_BROADCAST] = "broadcast",           [CORE_OP_BARRIER] = "update",
     [CORE_OP_LOCAL_ADD] = "local sum",           [CORE_OP_ZERO] = "zero-fill",
-    [CORE_OP_VERDICT] = "verdict",
+    [CORE_OP_CAST] = "rounding",                 [CORE_OP_VERDICT] = "verdict",
 };
 
 /* Room for one more at the end: what was popped in front is used first. */
@@ -89,10 +89,12 @@ void flight_reset(struct core *core)
 static void describe(const struct core_flight *flight, struct text *text)
 {
     text_add(text, "%s", op_names[flight->kind]);
-    if (flight->kind != CORE_OP_VERDICT && flight->kind != CORE_OP_BARRIER)
+    if (flight->kind == CORE_OP_CAST)
+        text_add(text, " of parameters");
+    else if (flight->kind != CORE_OP_VERDICT && flight->kind != CORE_OP_BARRIER)
         text_add(text, " of bucket %u", flight->bucket);
     if (flight->kind == CORE_OP_GATHER || flight->kind == CORE_OP_LOCAL_ADD ||
-        flight->kind == CORE_OP_ZERO)
+        flight->kind == CORE_OP_ZERO || flight->kind == CORE_OP_CAST)
         text_add(text, " for rank %u", flight->rank);
     text_add(text, " (step %llu)", (unsigned long long)flight->step);
     if (flight->producers) {

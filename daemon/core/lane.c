@@ -80,10 +80,10 @@ static uint64_t missing(const struct core *core, uint32_t group)
 /* The digest: everything that must be equal (buffers and offsets are each rank's own affair). */
 static bool same_op(const struct wire_op *a, const struct wire_op *b)
 {
-    float scale_a = (float)a->scale, scale_b = (float)b->scale;
+    float scale_a = lane_scale(a), scale_b = lane_scale(b);
 
     return a->kind == b->kind && a->count == b->count && a->root == b->root &&
-           a->order == b->order &&
+           a->order == b->order && a->dtype == b->dtype &&
            memcmp(&scale_a, &scale_b, sizeof(scale_a)) == 0 && strcmp(a->name, b->name) == 0;
 }
 
@@ -124,10 +124,10 @@ static const struct {
     [WIRE_OP_BARRIER] = {CORE_OP_BARRIER, GW_KIND_CONTROL, false, false, false},
 };
 
-static struct core_ref buffer_ref(uint32_t rank, uint32_t buffer, uint64_t offset)
+static struct core_ref buffer_ref(uint32_t rank, uint32_t buffer, uint64_t offset, uint32_t dtype)
 {
     struct core_ref ref = {.kind = GW_ARENA_BUFFER, .rank = (int16_t)rank, .index = buffer,
-                           .offset_bytes = offset * sizeof(float)};
+                           .offset_bytes = offset * gw_dtype_bytes(dtype)};
     return ref;
 }
 
@@ -138,11 +138,12 @@ static void fill_op(struct core_op *launch, const struct wire_op *op, uint32_t m
     launch->traffic = launch_rows[op->kind].traffic;
     launch->stream = CORE_STREAM_REDUCE;
     launch->world = members;
-    launch->scale = (float)op->scale;
+    launch->scale = lane_scale(op);
+    launch->in_dtype = launch->out_dtype = (uint8_t)op->dtype;
     launch->rank = op->root;
     launch->order = (uint8_t)op->order;
     launch->numel = op->count;
-    launch->payload_bytes = op->count * sizeof(float);
+    launch->payload_bytes = op->count * gw_dtype_bytes(op->dtype);
     if (launch_rows[op->kind].slices)
         launch->payload_bytes *= members;
     if (op->kind == WIRE_OP_ALL_REDUCE) {
@@ -161,14 +162,14 @@ static void fill_members(struct core *core, uint32_t group, struct core_op *laun
     for (uint32_t i = 0; i < members->count; i++) {
         uint32_t rank = members->ranks[i];
         const struct wire_op *op = &next_op(core, rank, group)->op;
-        struct core_ref send = buffer_ref(rank, op->send_buffer, op->send_offset);
+        struct core_ref send = buffer_ref(rank, op->send_buffer, op->send_offset, op->dtype);
 
         ranks[i] = rank;
         if (op->kind == WIRE_OP_BROADCAST && rank == op->root)
             in[0] = send;
         else if (op->kind != WIRE_OP_BROADCAST)
             in[i] = send;
-        out[i] = buffer_ref(rank, op->recv_buffer, op->recv_offset);
+        out[i] = buffer_ref(rank, op->recv_buffer, op->recv_offset, op->dtype);
         signals[i].rank = rank;
         signals[i].timeline = GW_TIMELINE(GW_TL_OP, op->sequence % GW_OPS_IN_FLIGHT);
         signals[i].value = op->sequence;
@@ -327,12 +328,14 @@ static void plain(struct wire_op *op)
 
     if (op->scale == 0 || !sums)
         op->scale = 1;
+    if (op->pre_scale == 0 || !sums)
+        op->pre_scale = 1;
     if (!sums)
         op->order = GW_ORDER_EXACT;
     if (op->kind != WIRE_OP_BROADCAST)
         op->root = 0;
     if (op->kind == WIRE_OP_BARRIER)
-        op->count = 0;
+        op->count = op->dtype = 0;
 }
 
 void lane_submit(struct core *core, uint32_t rank, const struct wire_msg *msg)

@@ -20,6 +20,11 @@ static const struct op_row {
     [WIRE_OP_BARRIER] = {"barrier", 0, 0, false},
 };
 
+float lane_scale(const struct wire_op *op)
+{
+    return (float)(op->scale * op->pre_scale);
+}
+
 void lane_describe(const struct wire_op *op, struct text *text)
 {
     text_add(text, "%s ", op_rows[op->kind].name);
@@ -27,8 +32,10 @@ void lane_describe(const struct wire_op *op, struct text *text)
     if (op->kind == WIRE_OP_BARRIER)
         return;
     text_add(text, " %llu elements", (unsigned long long)op->count);
+    if (op->dtype != GW_DTYPE_FP32)
+        text_add(text, " %s", core_dtype_name(op->dtype));
     if (op_rows[op->kind].reduces)
-        text_add(text, " scale %.9g%s", (double)(float)op->scale,
+        text_add(text, " scale %.9g%s", (double)lane_scale(op),
                  op->order == GW_ORDER_FABRIC ? " order fabric" : "");
     if (op->kind == WIRE_OP_BROADCAST)
         text_add(text, " root %u", op->root);
@@ -70,11 +77,14 @@ static int check_group(const struct core *core, uint32_t rank, const struct wire
 }
 
 /* One side's elements lie in its buffer. */
-static int check_slice(const struct core *core, uint32_t rank, const char *side, uint32_t id,
-                       uint64_t offset, uint64_t numel, struct text *text)
+static int check_slice(const struct core *core, uint32_t rank, const struct wire_op *op, bool send,
+                       uint64_t numel, struct text *text)
 {
+    const char *side = send ? "send" : "recv";
+    uint32_t id = send ? op->send_buffer : op->recv_buffer;
+    uint64_t offset = send ? op->send_offset : op->recv_offset;
     const struct lane_buffer *buffer = lane_find_buffer(core, rank, id);
-    uint64_t holds = buffer ? buffer->bytes / sizeof(float) : 0;
+    uint64_t holds = buffer ? buffer->bytes / gw_dtype_bytes(op->dtype) : 0;
 
     if (!buffer) {
         text_add(text, "%s names buffer %u, which is not registered", side, id);
@@ -131,9 +141,9 @@ static int check_memory(const struct core *core, uint32_t rank, const struct wir
     }
     send = row->send == 2 ? op->count * group->count : op->count;
     recv = row->recv == 2 ? op->count * group->count : op->count;
-    r = check_slice(core, rank, "send", op->send_buffer, op->send_offset, send, text);
+    r = check_slice(core, rank, op, true, send, text);
     if (r == 0)
-        r = check_slice(core, rank, "recv", op->recv_buffer, op->recv_offset, recv, text);
+        r = check_slice(core, rank, op, false, recv, text);
     if (r == 0)
         r = check_overlap(op, member_index(group, rank), send, recv, text);
     return r;
@@ -151,8 +161,12 @@ int lane_check(const struct core *core, uint32_t rank, const struct wire_op *op,
     lane_describe(op, text);
     text_add(text, ": ");
     r = check_group(core, rank, op, text);
-    if (r == 0 && !isfinite((float)op->scale)) {
-        text_add(text, "scale %g is not a finite fp32 value", op->scale);
+    if (r == 0 && op->dtype >= GW_DTYPES) {
+        text_add(text, "there is no dtype %u", op->dtype);
+        r = GW_E_INVALID;
+    }
+    if (r == 0 && !isfinite(lane_scale(op))) {
+        text_add(text, "scale %g is not a finite fp32 value", op->scale * op->pre_scale);
         r = GW_E_INVALID;
     }
     if (r == 0 && op->after.tokens > GW_READY_TOKENS) {

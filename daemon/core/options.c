@@ -8,7 +8,7 @@
 #include <math.h>
 #include <stddef.h>
 
-#define FLOAT_BYTES 4u
+#define FLOAT_BYTES 4u /* of the largest dtype */
 #define ALIGN_DEFAULT 64u
 #define RING_DEFAULT 3u
 #define MICRO_STEPS_MAX 1024u
@@ -39,6 +39,13 @@ static const struct option {
     OPTION(gather_bytes, OPTION_U64, 0, 0, 0),
     OPTION(prefetch_bytes, OPTION_U64, 0, 0, 0),
     OPTION(order, OPTION_U32, GW_ORDER_EXACT, GW_ORDER_FABRIC, 0),
+    OPTION(norm, OPTION_U32, GW_NORM_2, GW_NORM_MAX, 0),
+    OPTION(pre_scale, OPTION_DOUBLE, 0, 0, 0),
+    OPTION(reduce_dtype, OPTION_U32, GW_DTYPE_FP32, GW_DTYPES - 1, 0),
+    OPTION(accum_as_grads, OPTION_U32, 0, 1, 0),
+    OPTION(shard_ranks, OPTION_U32, 0, GW_RANKS_MAX, 0),
+    OPTION(persist_bytes, OPTION_U64, 0, 0, 0),
+    OPTION(reuse_bytes, OPTION_U64, 0, 0, 0),
 #undef OPTION
 };
 #define OPTIONS (sizeof(options) / sizeof(options[0]))
@@ -88,18 +95,46 @@ static int check_sizes(const struct wire_seal *seal, struct text *text)
                  (unsigned long long)seal->bucket_bytes, FLOAT_BYTES);
     } else if (seal->gather == GW_GATHER_MAPPED && seal->stage != 3) {
         text_add(text, "gather mapped is for stage 3, but stage is %u: use private", seal->stage);
+    } else if (seal->persist_bytes > 0 && seal->stage != 3) {
+        text_add(text, "persist_bytes is for stage 3, but stage is %u, where all parameters stay: "
+                 "use 0", seal->stage);
     } else {
         return 0;
     }
     return GW_E_INVALID;
 }
 
+/* scale 0 is a mean: of how many is known per group. */
 static int check_factors(const struct wire_seal *seal, struct text *text)
 {
+    double scale = seal->scale != 0 ? seal->scale : 1;
+
     if (!isfinite(seal->scale) || !isfinite((float)seal->scale))
         text_add(text, "scale is %g, but must be a finite fp32 value", seal->scale);
+    else if (!isfinite((float)(scale * seal->pre_scale)))
+        text_add(text, "scale times pre_scale is %g times %g, but must be a finite fp32 value",
+                 scale, seal->pre_scale);
     else if (!isfinite(seal->clip_norm) || seal->clip_norm < 0)
         text_add(text, "clip_norm is %g, but must be positive, or 0 for none", seal->clip_norm);
+    else
+        return 0;
+    return GW_E_INVALID;
+}
+
+int options_check_runs(const struct wire_seal *seal, uint32_t shard_ranks, uint32_t members,
+                       const char *whose, struct text *text)
+{
+    if (shard_ranks == 0)
+        return 0;
+    if (members % shard_ranks != 0)
+        text_add(text, "%sshard_ranks is %u, but must divide the %u ranks", whose, shard_ranks,
+                 members);
+    else if (shard_ranks < members && seal->stage == 0)
+        text_add(text, "%sshard_ranks is %u, but in stage 0 nothing is sharded: use 0, or stages 1 "
+                 "to 3", whose, shard_ranks);
+    else if (shard_ranks < members && seal->gather == GW_GATHER_MAPPED)
+        text_add(text, "%sshard_ranks is %u, but with gather mapped there is one copy of the "
+                 "shards: use 0, or gather private", whose, shard_ranks);
     else
         return 0;
     return GW_E_INVALID;
@@ -129,23 +164,26 @@ int options_check(struct wire_seal *seal, uint32_t world, uint32_t device, struc
         r = check_device(seal, device, text);
     if (r == 0)
         r = check_factors(seal, text);
+    if (r == 0)
+        r = options_check_runs(seal, seal->shard_ranks, world, "", text);
     if (r < 0)
         return r;
     if (seal->accumulate == GW_ACCUMULATE_AUTO)
         seal->accumulate = seal->stage >= 2 ? GW_ACCUMULATE_SHARD : GW_ACCUMULATE_LOCAL;
-    if (seal->scale == 0)
-        seal->scale = 1.0 / world;
+    if (seal->pre_scale == 0)
+        seal->pre_scale = 1;
     return 0;
 }
 
-void options_complete(struct wire_seal *seal, const struct layout *layout)
+/* Of a rank's gathered fetch units: the largest, and the sum of the largest three. */
+static void largest_units(const struct gw_layout_page *page, const struct place *place,
+                          uint64_t *largest_bytes, uint64_t *sum_bytes)
 {
-    const struct gw_layout_fetch_unit *units = layout_fetch_units(layout);
     uint64_t largest[LARGEST_UNITS] = {0}; /* descending */
     uint64_t sum = 0;
 
-    for (uint32_t u = 0; u < layout_page(layout)->fetch_units; u++) {
-        uint64_t bytes = units[u].padded_numel * FLOAT_BYTES;
+    for (uint32_t f = page->persistent; f < page->fetch_units; f++) {
+        uint64_t bytes = place_fetch_bytes(place, f);
 
         for (uint32_t i = 0; i < LARGEST_UNITS; i++) {
             if (bytes > largest[i]) {
@@ -157,11 +195,36 @@ void options_complete(struct wire_seal *seal, const struct layout *layout)
     }
     for (uint32_t i = 0; i < LARGEST_UNITS; i++)
         sum += largest[i];
-    seal->ring_slots = layout_ring_slots(layout_page(layout), seal->ring_slots, seal->micro_steps);
+    if (largest[0] > *largest_bytes)
+        *largest_bytes = largest[0];
+    if (sum > *sum_bytes)
+        *sum_bytes = sum;
+}
+
+int options_complete(struct wire_seal *seal, const struct layout *layout)
+{
+    const struct gw_layout_page *page = layout_page(layout);
+    uint64_t largest_bytes = 0, sum_bytes = 0, last = 0;
+
+    seal->ring_slots = layout_ring_slots(page, seal->ring_slots, seal->micro_steps);
+    /* A plan may have more ranks, but no groups other than the world. */
+    for (uint32_t rank = 0; rank < page->world && rank < GW_RANKS_MAX && page->stage == 3; rank++) {
+        uint64_t groups = place_groups_of(page, rank);
+        struct place *place;
+
+        if (groups == last)
+            continue;
+        last = groups;
+        if (place_new(page, seal, groups, &place) < 0)
+            return GW_E_NOMEM;
+        largest_units(page, place, &largest_bytes, &sum_bytes);
+        (void)place_free(place);
+    }
     if (seal->gather_bytes == 0)
-        seal->gather_bytes = sum;
+        seal->gather_bytes = sum_bytes;
     if (seal->prefetch_bytes == 0)
-        seal->prefetch_bytes = largest[0];
+        seal->prefetch_bytes = largest_bytes;
+    return 0;
 }
 
 /* ---- two ranks' ------------------------------------------------------------------------------ */

@@ -1,38 +1,40 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The figures of a plan; plan.h says what they mean. Pure; any thread. Sizes and places come from
- * layout and memory alone; here they are only counted. */
+ * layout and place alone; here they are only counted. */
 #include "daemon/core/plan.h"
 
 #include <stdlib.h>
 
 #include "daemon/core/core_internal.h"
 #include "daemon/core/memory.h"
+#include "daemon/core/plan_internal.h"
 
-#define FETCHES_PER_MICRO_STEP 2u      /* forward and backward */
 #define PADDED_MAX ((uint64_t)1 << 48) /* elements; the largest figure stays below 2^63 */
 
-struct node_size {
-    uint32_t ranks, partials; /* of the larger nodes, and of the others; 0: there are none */
+/* A plan in the making: one rank's view. */
+struct maker {
+    const struct plan_request *request;
+    struct plan *plan;
+    const struct gw_layout_page *page;
+    const struct gw_layout_bucket *buckets;
+    struct place *place;
+    uint64_t groups;            /* the rank's */
+    struct plan_level *levels; /* by group: within and between its runs */
 };
 
-struct placement {
-    uint32_t nodes;
-    struct node_size sizes[2];
-};
-
-/* The sum of one kind over collectives of one sort. */
-struct sum {
-    const struct placement *placement;
-    struct plan_kind *kind;
-    uint32_t world;
+/* One collective over whole buckets of a group. */
+struct part {
+    const struct plan_level *level;
     enum gw_kind which;
-    uint64_t times; /* each collective, per step */
+    uint64_t times; /* per step */
+    uint64_t payload_bytes, padding_bytes, in_node_bytes;
+    uint64_t total_bytes; /* payload of what is like it on other ranks, on average */
 };
 
 /* ---- shares ---------------------------------------------------------------------------------- */
 
 /* bytes * part / whole, rounded down, without overflow. */
-static uint64_t share(uint64_t bytes, uint32_t part, uint32_t whole)
+static uint64_t share(uint64_t bytes, uint64_t part, uint32_t whole)
 {
     return bytes / whole * part + bytes % whole * part / whole;
 }
@@ -46,153 +48,165 @@ uint64_t plan_ring_bytes(enum gw_kind kind, uint64_t payload_bytes, uint32_t wor
         return payload_bytes;
     case GW_KIND_ALL_REDUCE:
     case GW_KIND_CONTROL:
-        return share(payload_bytes, 2 * (world - 1), world);
+        return share(payload_bytes, 2 * (uint64_t)(world - 1), world);
     default:
         return share(payload_bytes, world - 1, world);
     }
 }
 
-void plan_node(uint32_t world, uint32_t nodes, uint32_t node, uint32_t *ret_first,
-               uint32_t *ret_count)
+static uint64_t cross_node_bytes(const struct part *part)
 {
-    uint32_t each = world / nodes, larger = world % nodes;
+    uint64_t parts = part->which == GW_KIND_ALL_REDUCE       ? part->level->both
+                     : part->which == GW_KIND_REDUCE_SCATTER ? part->level->reduced
+                                                             : part->level->gathered;
 
-    *ret_first = node * each + (node < larger ? node : larger);
-    *ret_count = each + (node < larger ? 1 : 0);
-}
-
-/* A subtree of height h begins at a multiple of 2^h; the last ones end where the ranks end. */
-uint32_t plan_partials(uint32_t world, uint32_t first, uint32_t count)
-{
-    uint64_t end = (uint64_t)first + count;
-    uint32_t partials = 0;
-
-    for (uint64_t at = first; at < end; partials++) {
-        uint64_t height = 0;
-
-        while (at % (2ull << height) == 0 && (1ull << height) < world &&
-               (at + (2ull << height) <= end || end == world))
-            height++;
-        at += 1ull << height;
-    }
-    return partials;
-}
-
-/* Nodes are of two sizes at most; of each the one with the most partial sums. */
-static struct placement place(const struct plan_request *request)
-{
-    struct placement placement = {.nodes = request->nodes};
-
-    for (uint32_t node = 0; node < request->nodes; node++) {
-        uint32_t first, count, partials;
-        struct node_size *size = &placement.sizes[node >= request->world % request->nodes];
-
-        plan_node(request->world, request->nodes, node, &first, &count);
-        partials = plan_partials(request->world, first, count);
-        size->ranks = count;
-        size->partials = partials > size->partials ? partials : size->partials;
-    }
-    return placement;
-}
-
-/* What a node sends of a collective whose slices are payload / world. */
-static uint64_t node_sends(const struct placement *placement, const struct node_size *size,
-                           enum gw_kind kind, uint64_t payload_bytes, uint32_t world)
-{
-    uint64_t reduced = share(payload_bytes, world - size->ranks, world) * size->partials;
-    uint64_t gathered = share(payload_bytes, size->ranks, world) * (placement->nodes - 1);
-
-    switch (kind) {
-    case GW_KIND_ALL_REDUCE:
-        return reduced + gathered;
-    case GW_KIND_REDUCE_SCATTER:
-        return reduced;
-    case GW_KIND_ALL_GATHER:
-        return gathered;
-    default:
-        return 0;
-    }
-}
-
-static uint64_t cross_node_bytes(const struct placement *placement, enum gw_kind kind,
-                                 uint64_t payload_bytes, uint32_t world)
-{
-    uint64_t a = node_sends(placement, &placement->sizes[0], kind, payload_bytes, world);
-    uint64_t b = node_sends(placement, &placement->sizes[1], kind, payload_bytes, world);
-
-    return placement->nodes < 2 ? 0 : a > b ? a : b;
+    return share(part->total_bytes, parts, part->level->members);
 }
 
 /* ---- traffic --------------------------------------------------------------------------------- */
 
-static void add_collective(const struct sum *sum, uint64_t numel, uint64_t padded_numel,
-                           uint64_t in_node_bytes)
+static void add(struct maker *maker, const struct part *part)
 {
-    uint64_t payload = numel * MEMORY_FLOAT;
+    struct plan_kind *kind = &maker->plan->kinds[part->which];
 
-    sum->kind->calls += sum->times;
-    sum->kind->payload_bytes += sum->times * payload;
-    sum->kind->padding_bytes += sum->times * (padded_numel - numel) * MEMORY_FLOAT;
-    sum->kind->ring_bytes += sum->times * plan_ring_bytes(sum->which, payload, sum->world);
-    sum->kind->in_node_bytes += sum->times * in_node_bytes;
-    sum->kind->cross_node_bytes +=
-        sum->times * cross_node_bytes(sum->placement, sum->which, payload, sum->world);
+    kind->calls += part->times;
+    kind->payload_bytes += part->times * part->payload_bytes;
+    kind->padding_bytes += part->times * part->padding_bytes;
+    kind->ring_bytes += part->times * plan_ring_bytes(part->which, part->payload_bytes,
+                                                      part->level->members);
+    kind->in_node_bytes += part->times * part->in_node_bytes;
+    kind->cross_node_bytes += part->times * cross_node_bytes(part);
 }
 
-/* All-reduce: every input is read for the rank's share of it, and the result written in full. */
-static void add_reductions(const struct placement *placement, const struct memory *memory,
-                           struct plan *plan)
+static bool is_mine(const struct maker *maker, uint32_t bucket)
 {
-    bool full = memory->stage == 0;
-    enum gw_kind which = full ? GW_KIND_ALL_REDUCE : GW_KIND_REDUCE_SCATTER;
-    struct sum sum = {placement, &plan->kinds[which], memory->world, which,
-                      memory->local ? 1 : memory->micro_steps};
-
-    for (uint32_t b = 0; b < memory->page->buckets; b++) {
-        const struct gw_layout_bucket *bucket = &memory->buckets[b];
-        uint64_t bytes = bucket->padded_numel * MEMORY_FLOAT;
-
-        add_collective(&sum, bucket->numel, bucket->padded_numel, full ? 2 * bytes : bytes);
-    }
+    return (maker->groups >> maker->buckets[bucket].group & 1) != 0;
 }
 
-/* Stages 1-2: each bucket once, the rank's own slice being there; stage 3: each fetch unit. */
-static void add_gathers(const struct placement *placement, const struct memory *memory,
-                        struct plan *plan)
+/* Every input is read for the rank's share of it; an all-reduce writes the result in full. */
+static void add_reduction(struct maker *maker, uint32_t b)
 {
-    const struct gw_layout_fetch_unit *units = layout_fetch_units(memory->layout);
-    struct sum sum = {placement, &plan->kinds[GW_KIND_ALL_GATHER], memory->world,
-                      GW_KIND_ALL_GATHER, 1};
+    const struct gw_layout_bucket *bucket = &maker->buckets[b];
+    bool full = maker->page->stage == 0, local = place_local(maker->place);
+    uint64_t grad = gw_dtype_bytes(bucket->grad_dtype), accum = gw_dtype_bytes(bucket->accum_dtype);
+    uint64_t read = local && place_sums(maker->place, b) ? accum : grad;
+    struct part part = {
+        .level = &maker->levels[2 * bucket->group],
+        .which = full ? GW_KIND_ALL_REDUCE : GW_KIND_REDUCE_SCATTER,
+        .times = local ? 1 : maker->plan->options.micro_steps,
+        .payload_bytes = bucket->numel * grad,
+        .padding_bytes = (bucket->padded_numel - bucket->numel) * grad,
+        .in_node_bytes = bucket->padded_numel * (full ? read + accum : read),
+    };
 
-    if (memory->stage == 0)
+    part.total_bytes = part.payload_bytes;
+    add(maker, &part);
+}
+
+/* Hybrid: the rank's slice, read for its share and written, once a step. */
+static void add_replicas(struct maker *maker, uint32_t b)
+{
+    const struct gw_layout_bucket *bucket = &maker->buckets[b];
+    uint32_t shard_ranks = layout_page_groups(maker->page)[bucket->group].shard_ranks;
+    uint32_t position = layout_page_position(maker->page, bucket->group, maker->request->rank);
+    uint64_t accum = gw_dtype_bytes(bucket->accum_dtype), offset, numel, valid;
+    struct part part = {
+        .level = &maker->levels[2 * bucket->group + 1],
+        .which = GW_KIND_ALL_REDUCE,
+        .times = 1,
+        .total_bytes = bucket->numel * accum / shard_ranks,
+    };
+
+    if (part.level->members < 2)
         return;
-    for (uint32_t b = 0; b < memory->page->buckets && memory->stage < 3; b++) {
-        const struct gw_layout_bucket *bucket = &memory->buckets[b];
-        uint64_t others = bucket->padded_numel - memory_slice_numel(memory, b);
+    layout_slice(maker->plan->layout, b, position % shard_ranks, &offset, &numel, &valid);
+    part.payload_bytes = valid * accum;
+    part.padding_bytes = (numel - valid) * accum;
+    part.in_node_bytes = 2 * numel * accum;
+    add(maker, &part);
+}
 
-        add_collective(&sum, bucket->numel, bucket->padded_numel, others * MEMORY_FLOAT);
+/* Buckets of one group, gathered together. skip: elements that are in place already. */
+static void add_gather(struct maker *maker, uint32_t first, uint32_t count, uint64_t times,
+                       uint64_t skip)
+{
+    struct part part = {
+        .level = &maker->levels[2 * maker->buckets[first].group],
+        .which = GW_KIND_ALL_GATHER,
+        .times = times,
+    };
+
+    for (uint32_t b = first; b < first + count; b++) {
+        const struct gw_layout_bucket *bucket = &maker->buckets[b];
+        uint64_t bytes = gw_dtype_bytes(bucket->dtype);
+
+        part.payload_bytes += bucket->numel * bytes;
+        part.padding_bytes += (bucket->padded_numel - bucket->numel) * bytes;
+        if (!place_mapped(maker->place))
+            part.in_node_bytes += (bucket->padded_numel - skip) * bytes;
     }
-    sum.times = FETCHES_PER_MICRO_STEP * memory->micro_steps;
-    for (uint32_t f = 0; f < memory->page->fetch_units && memory->stage == 3; f++) {
-        if (units[f].buckets > 0)
-            add_collective(&sum, units[f].numel, units[f].padded_numel,
-                           memory->mapped ? 0 : units[f].padded_numel * MEMORY_FLOAT);
+    part.total_bytes = part.payload_bytes;
+    add(maker, &part);
+}
+
+/* One gather for each group of the fetch unit that the rank is in. */
+static void add_fetch_unit(struct maker *maker, uint32_t f, uint64_t times)
+{
+    const struct gw_layout_fetch_unit *fetch = &layout_fetch_units(maker->plan->layout)[f];
+    uint32_t end = fetch->first_bucket + fetch->buckets, next;
+
+    for (uint32_t b = fetch->first_bucket; b < end; b = next) {
+        for (next = b + 1; next < end && maker->buckets[next].group == maker->buckets[b].group;)
+            next++;
+        if (is_mine(maker, b))
+            add_gather(maker, b, next - b, times, 0);
     }
+}
+
+static int add_traffic(struct maker *maker)
+{
+    const struct gw_layout_page *page = maker->page;
+    uint64_t *times;
+    int r;
+
+    for (uint32_t b = 0; b < page->buckets; b++) {
+        if (!is_mine(maker, b))
+            continue;
+        add_reduction(maker, b);
+        add_replicas(maker, b);
+        if (page->stage == 1 || page->stage == 2)
+            add_gather(maker, b, 1, 1, place_slice_numel(maker->place, b));
+    }
+    maker->plan->kinds[GW_KIND_CONTROL].calls = 1; /* the verdict */
+    if (page->stage < 3)
+        return 0;
+    r = plan_fetches(maker->plan->layout, maker->place, &maker->plan->options, &times);
+    if (r < 0)
+        return r;
+    if (page->persistent)
+        times[0] = 1;
+    for (uint32_t f = 0; f < page->fetch_units; f++)
+        add_fetch_unit(maker, f, times[f]);
+    free(times);
+    return 0;
 }
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
-static void add_memory(const struct memory *memory, struct plan *plan)
+static void add_memory(struct maker *maker)
 {
     for (unsigned k = GW_ARENA_NONE + 1; k < GW_ARENA_KINDS; k++) {
         enum gw_arena_kind kind = (enum gw_arena_kind)k;
         enum gw_memory use = memory_use(kind);
-        uint64_t copies = kind == GW_ARENA_ARRAY ? PLAN_OPTIMIZER_ARRAYS : 1;
+        uint64_t bytes = place_arena_bytes(maker->place, kind);
 
         if (use == GW_MEMORIES || kind == GW_ARENA_OVERFLOW) /* overflow slots are not planned */
             continue;
-        plan->memory_bytes[use] += copies * memory_arena_bytes(memory, kind, 0) +
-                                   memory_arena_bytes(memory, kind, -1) / memory->world;
+        if (kind == GW_ARENA_ARRAY) /* of fp32 */
+            bytes *= PLAN_OPTIMIZER_ARRAYS * gw_dtype_bytes(GW_DTYPE_FP32);
+        if (kind == GW_ARENA_SHARED_PARAMS)
+            bytes /= maker->page->world;
+        maker->plan->memory_bytes[use] += bytes;
     }
 }
 
@@ -210,8 +224,16 @@ static int check(const struct plan_request *request, struct wire_seal *options, 
                  request->nodes);
         return GW_E_INVALID;
     }
-    if (options->stage < 3)
+    if (request->rank >= request->world) {
+        text_add(text, "rank %u of %u", request->rank, request->world);
+        return GW_E_INVALID;
+    }
+    if (options->stage < 3) {
         options->gather = GW_GATHER_PRIVATE;
+        options->persist_bytes = options->reuse_bytes = 0;
+    }
+    if (options->stage == 0)
+        options->shard_ranks = 0;
     if (options->gather == GW_GATHER_MAPPED && request->nodes > 1) {
         text_add(text, "gather mapped is for one node, but there are %u: use private",
                  request->nodes);
@@ -228,8 +250,13 @@ static int make_layout(const struct plan_request *request, struct plan *plan, st
     struct layout_options options = {
         .stage = plan->options.stage,
         .world = request->world,
-        .bucket_numel = plan->options.bucket_bytes / MEMORY_FLOAT,
-        .align_numel = plan->options.shard_align_bytes / MEMORY_FLOAT,
+        .bucket_bytes = plan->options.bucket_bytes,
+        .align_bytes = plan->options.shard_align_bytes,
+        .accum_as_grads = plan->options.accum_as_grads,
+        .persist_bytes = plan->options.persist_bytes,
+        .shard_ranks = plan->options.shard_ranks,
+        .groups = request->groups,
+        .group_count = request->group_count,
     };
     int r;
 
@@ -247,33 +274,51 @@ static int make_layout(const struct plan_request *request, struct plan *plan, st
     return r;
 }
 
+static int make(struct maker *maker)
+{
+    const struct plan_request *request = maker->request;
+    uint32_t groups = maker->page->groups;
+    int r;
+
+    maker->groups = place_groups_of(maker->page, request->rank);
+    maker->levels = calloc((size_t)groups * 2, sizeof(*maker->levels));
+    r = maker->levels ? options_complete(&maker->plan->options, maker->plan->layout) : GW_E_NOMEM;
+    for (uint32_t g = 0; g < groups && r == 0; g++)
+        r = plan_levels(request, maker->page, g, &maker->levels[2 * g], &maker->levels[2 * g + 1]);
+    if (r == 0)
+        r = place_new(maker->page, &maker->plan->options, maker->groups, &maker->place);
+    if (r == 0) {
+        r = add_traffic(maker);
+        add_memory(maker);
+        (void)place_free(maker->place);
+    }
+    free(maker->levels);
+    return r;
+}
+
 int plan_new(const struct plan_request *request, struct plan **ret_plan, struct text *text,
              uint32_t *ret_param)
 {
-    struct plan *plan = calloc(1, sizeof(*plan));
-    struct placement placement;
-    struct memory memory;
+    struct maker maker = {.request = request, .plan = calloc(1, sizeof(*maker.plan))};
     int r;
 
     *ret_param = UINT32_MAX;
-    if (!plan)
+    if (!maker.plan)
         return GW_E_NOMEM;
-    plan->options = request->options;
-    r = check(request, &plan->options, text);
+    maker.plan->options = request->options;
+    r = check(request, &maker.plan->options, text);
     if (r == 0)
-        r = make_layout(request, plan, text, ret_param);
+        r = make_layout(request, maker.plan, text, ret_param);
+    if (r == 0) {
+        maker.page = layout_page(maker.plan->layout);
+        maker.buckets = layout_buckets(maker.plan->layout);
+        r = make(&maker);
+    }
     if (r < 0) {
-        plan_free(plan);
+        plan_free(maker.plan);
         return r;
     }
-    options_complete(&plan->options, plan->layout);
-    memory_init(&memory, plan->layout, &plan->options, request->world);
-    placement = place(request);
-    add_reductions(&placement, &memory, plan);
-    add_gathers(&placement, &memory, plan);
-    plan->kinds[GW_KIND_CONTROL].calls = 1; /* the verdict */
-    add_memory(&memory, plan);
-    *ret_plan = plan;
+    *ret_plan = maker.plan;
     return 0;
 }
 

@@ -1,15 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Plan: what one optimizer step will send and what a rank will hold, worked out before a run from
- * layout and memory alone. A pure function; any thread. The counters of a real run equal it (no
- * step skipped, every parameter with a gradient, each unit fetched forward and backward).
+ * layout and place alone. A pure function; any thread. The counters of a real run equal it (no
+ * step skipped, every parameter with a gradient, each unit fetched and released forward and, in
+ * reverse, backward; with reuse_bytes from the second step on, when the order is known).
  *
- * Figures are one rank's, per optimizer step, and mean what fabric.h says; but
+ * Figures are those of one rank, per optimizer step, and mean what fabric.h says; but
  *  - in_node_bytes: what the rank reads and copies in its own node's memory, padding included: on
- *    one node its moved_bytes (of control: nothing).
- *  - cross_node_bytes: what one node sends to the others; the busiest node's. Ranks lie on nodes in
- *    blocks, in order, the first world % nodes blocks one rank larger. A node sends one partial sum
- *    per maximal aligned subtree of its ranks: one, where blocks are aligned.
+ *    one node its moved_bytes (of control: nothing). Sums over micro-steps are taken to be the
+ *    service's (REPLACE).
+ *  - cross_node_bytes: what one node sends to the others; the busiest node's, of all collectives of
+ *    the rank's groups. Ranks lie on nodes in blocks, in order, the first world % nodes blocks one
+ *    rank larger. A node sends one partial sum per maximal aligned subtree of its ranks: one, where
+ *    blocks are aligned.
  */
 #ifndef GW_CORE_PLAN_H
 #define GW_CORE_PLAN_H
@@ -24,8 +27,12 @@
 struct plan_request {
     const struct layout_param *params;
     uint32_t param_count;
+    const struct layout_group *groups; /* from group 1 on */
+    uint32_t group_count;
     uint32_t world, nodes;
-    struct wire_seal options; /* zero: default, as at a seal; gather counts in stage 3 only */
+    uint32_t rank;            /* whose figures */
+    struct wire_seal options; /* zero: default, as at a seal. gather, persist_bytes and reuse_bytes
+                               * count in stage 3 only, shard_ranks not in stage 0 */
 };
 
 struct plan_kind {
@@ -44,11 +51,6 @@ int plan_new(const struct plan_request *request, struct plan **ret_plan, struct 
              uint32_t *ret_param);
 struct plan *plan_free(struct plan *plan);
 
-/* Ranks of node `node`: [*ret_first, *ret_first + *ret_count). */
-void plan_node(uint32_t world, uint32_t nodes, uint32_t node, uint32_t *ret_first,
-               uint32_t *ret_count);
-/* Partial sums that stand for ranks [first, first + count) in the tree over `world` ranks. */
-uint32_t plan_partials(uint32_t world, uint32_t first, uint32_t count);
 /* As fabric_ring_bytes, which the core must not know; a test holds both together. */
 uint64_t plan_ring_bytes(enum gw_kind kind, uint64_t payload_bytes, uint32_t world);
 

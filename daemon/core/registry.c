@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Parameter lists as the ranks register them, page by page, and how two of them are compared.
+ * Parameter lists and their groups of ranks as the ranks register them, page by page, and how two
+ * of them are compared.
  * A list is freed when the layout made from it is agreed (seal.c). Pure; the core's thread.
  */
 #include "daemon/core/core_internal.h"
@@ -20,10 +21,18 @@ const char *reg_unit(const struct reg_list *list, uint32_t param)
     return list->names + list->params[param].unit_at;
 }
 
-void reg_list_clear(struct reg_list *list)
+/* A list begun anew names the same groups. */
+static void clear_params(struct reg_list *list)
 {
     free(list->params);
     free(list->names);
+    *list = (struct reg_list){.groups = list->groups, .group_count = list->group_count};
+}
+
+void reg_list_clear(struct reg_list *list)
+{
+    clear_params(list);
+    free(list->groups);
     memset(list, 0, sizeof(*list));
 }
 
@@ -79,13 +88,111 @@ static int list_add(struct reg_list *list, const struct wire_param *param)
     mine = &list->params[list->count];
     mine->numel = param->numel;
     mine->flags = param->flags;
+    mine->group = param->group;
+    mine->dtype = (uint8_t)param->dtype;
+    mine->grad_dtype = (uint8_t)param->grad_dtype;
     mine->name_at = list_put_name(list, param->name, name_bytes);
     mine->unit_at = list_put_name(list, param->unit, unit_bytes);
     list->count++;
     return 0;
 }
 
+/* ---- groups ---------------------------------------------------------------------------------- */
+
+static int group_check(const struct core *core, uint32_t rank, const struct wire_msg *msg,
+                       struct text *text)
+{
+    const struct wire_seal any = {.stage = 3};
+    const struct core_rank *mine = &core->ranks[rank];
+    const uint32_t *ranks = msg->u.param_group.ranks;
+    uint32_t count = msg->u.param_group.count, world = core->config.world;
+    uint64_t mask = 0;
+
+    if (core->sealed || mine->seal_request) {
+        text_add(text, "rank %u adds a group after its seal: add groups before gw_seal", rank);
+        return GW_E_STATE;
+    }
+    if (mine->list.group_count + 1 >= GW_GROUPS_MAX) {
+        text_add(text, "rank %u adds more groups than %u, the world included, which is the limit",
+                 rank, GW_GROUPS_MAX);
+        return GW_E_LIMIT;
+    }
+    if (count == 0 || count > GW_RANKS_MAX) {
+        text_add(text, "a group has 1 to %u ranks, not %u", GW_RANKS_MAX, count);
+        return GW_E_INVALID;
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        if (ranks[i] >= world) {
+            text_add(text, "a group cannot hold rank %u: the job has %u ranks", ranks[i], world);
+            return GW_E_INVALID;
+        }
+        if (mask & CORE_BIT(ranks[i])) {
+            text_add(text, "rank %u stands twice in a group's list", ranks[i]);
+            return GW_E_INVALID;
+        }
+        mask |= CORE_BIT(ranks[i]);
+    }
+    /* What the stage has to say is known at the seal. */
+    return options_check_runs(&any, msg->u.param_group.shard_ranks, count, "a group's ", text);
+}
+
+static int group_add(struct reg_list *list, const struct wire_msg *msg)
+{
+    struct reg_group *groups, *group;
+
+    groups = realloc(list->groups, (list->group_count + 1) * sizeof(*groups));
+    if (!groups)
+        return GW_E_NOMEM;
+    list->groups = groups;
+    group = &groups[list->group_count++];
+    group->count = msg->u.param_group.count;
+    group->shard_ranks = msg->u.param_group.shard_ranks;
+    memcpy(group->ranks, msg->u.param_group.ranks, sizeof(group->ranks));
+    return 0;
+}
+
+void registry_group(struct core *core, uint32_t rank, const struct wire_msg *msg)
+{
+    struct reg_list *list = &core->ranks[rank].list;
+    char line[GW_TEXT_MAX + 1];
+    struct text text = TEXT(line);
+    int r;
+
+    r = group_check(core, rank, msg, &text);
+    if (r < 0) {
+        core_reply_done(core, rank, msg->request, r, "%s", line);
+        return;
+    }
+    if (list->total > 0)
+        reg_list_clear(list); /* groups come first: all of it is begun anew */
+    r = group_add(list, msg);
+    core_reply_done(core, rank, msg->request, r, "%s",
+                    r < 0 ? "no memory for one more group" : "");
+}
+
 /* ---- the message ----------------------------------------------------------------------------- */
+
+static int params_check(const struct core *core, uint32_t rank, const struct wire_msg *msg,
+                        struct text *text)
+{
+    uint32_t groups = 1 + core->ranks[rank].list.group_count;
+
+    for (uint32_t i = 0; i < msg->u.reg.count; i++) {
+        const struct wire_param *param = &msg->u.reg.params[i];
+
+        if (param->group < groups && param->dtype < GW_DTYPES && param->grad_dtype < GW_DTYPES)
+            continue;
+        text_add(text, "parameter %u, ", msg->u.reg.first + i);
+        core_add_name(text, param->name);
+        if (param->group >= groups)
+            text_add(text, ", is of group %u, but rank %u has added %u: add it first", param->group,
+                     rank, groups - 1);
+        else
+            text_add(text, ", has a dtype that does not exist");
+        return GW_E_INVALID;
+    }
+    return 0;
+}
 
 static int page_check(const struct core *core, uint32_t rank, const struct wire_msg *msg,
                       struct text *text)
@@ -113,7 +220,7 @@ static int page_check(const struct core *core, uint32_t rank, const struct wire_
                  mine->list.total);
         return GW_E_INVALID;
     }
-    return 0;
+    return params_check(core, rank, msg, text);
 }
 
 void registry_register(struct core *core, uint32_t rank, const struct wire_msg *msg)
@@ -129,12 +236,12 @@ void registry_register(struct core *core, uint32_t rank, const struct wire_msg *
         return;
     }
     if (msg->u.reg.first == 0)
-        reg_list_clear(list); /* a list begun anew */
+        clear_params(list); /* a list begun anew */
     list->total = msg->u.reg.total;
     for (uint32_t i = 0; i < msg->u.reg.count && r == 0; i++)
         r = list_add(list, &msg->u.reg.params[i]);
     if (r < 0) {
-        reg_list_clear(list);
+        clear_params(list);
         core_reply_done(core, rank, msg->request, r,
                         "no memory for a list of %u parameters of rank %u", msg->u.reg.total, rank);
         return;
@@ -146,8 +253,10 @@ void registry_register(struct core *core, uint32_t rank, const struct wire_msg *
 
 static bool param_equal(const struct reg_list *a, const struct reg_list *b, uint32_t param)
 {
-    return a->params[param].numel == b->params[param].numel &&
-           a->params[param].flags == b->params[param].flags &&
+    const struct reg_param *x = &a->params[param], *y = &b->params[param];
+
+    return x->numel == y->numel && x->flags == y->flags && x->group == y->group &&
+           x->dtype == y->dtype && x->grad_dtype == y->grad_dtype &&
            strcmp(reg_name(a, param), reg_name(b, param)) == 0 &&
            strcmp(reg_unit(a, param), reg_unit(b, param)) == 0;
 }
@@ -189,15 +298,22 @@ static bool same_names(const struct reg_list *a, const struct reg_list *b)
 static void say_param(const struct reg_list *list, uint32_t param, const char *side,
                       struct text *text)
 {
+    const struct reg_param *of = &list->params[param];
+
     text_add(text, "%s has ", side);
     core_add_name(text, reg_name(list, param));
-    text_add(text, " (%llu elements", (unsigned long long)list->params[param].numel);
+    text_add(text, " (%llu elements", (unsigned long long)of->numel);
+    if (of->dtype != GW_DTYPE_FP32 || of->grad_dtype != GW_DTYPE_FP32)
+        text_add(text, ", %s, gradients %s", core_dtype_name(of->dtype),
+                 core_dtype_name(of->grad_dtype));
     if (*reg_unit(list, param)) {
         text_add(text, ", unit ");
         core_add_name(text, reg_unit(list, param));
     }
-    if (list->params[param].flags)
-        text_add(text, ", flags 0x%x", list->params[param].flags);
+    if (of->group)
+        text_add(text, ", group %u", of->group);
+    if (of->flags)
+        text_add(text, ", flags 0x%x", of->flags);
     text_add(text, ")");
 }
 
@@ -224,11 +340,53 @@ static void say_counts(const struct reg_list *a, const struct reg_list *b, const
     text_add(text, " at index %u", shorter);
 }
 
+/* "rank 0: group 1 = 0,4 in runs of 2" */
+static void say_group(const struct reg_list *list, uint32_t group, const char *side,
+                      struct text *text)
+{
+    const struct reg_group *of = &list->groups[group];
+
+    text_add(text, "%s: ", side);
+    if (group >= list->group_count) {
+        text_add(text, "no group %u", group + 1);
+        return;
+    }
+    text_add(text, "group %u = ", group + 1);
+    for (uint32_t i = 0; i < of->count; i++)
+        text_add(text, i ? ",%u" : "%u", of->ranks[i]);
+    if (of->shard_ranks)
+        text_add(text, " in runs of %u", of->shard_ranks);
+}
+
+static bool group_equal(const struct reg_group *a, const struct reg_group *b)
+{
+    return a->count == b->count && a->shard_ranks == b->shard_ranks &&
+           memcmp(a->ranks, b->ranks, a->count * sizeof(a->ranks[0])) == 0;
+}
+
+static bool groups_equal(const struct reg_list *a, const struct reg_list *b, const char *a_side,
+                         const char *b_side, struct text *text)
+{
+    uint32_t group = 0;
+
+    while (group < a->group_count && group < b->group_count &&
+           group_equal(&a->groups[group], &b->groups[group]))
+        group++;
+    if (group == a->group_count && group == b->group_count)
+        return true;
+    say_group(a, group, a_side, text);
+    text_add(text, "; ");
+    say_group(b, group, b_side, text);
+    return false;
+}
+
 bool reg_list_equal(const struct reg_list *a, const struct reg_list *b, const char *a_side,
                     const char *b_side, struct text *text)
 {
     uint32_t param = 0;
 
+    if (!groups_equal(a, b, a_side, b_side, text))
+        return false;
     while (param < a->count && param < b->count && param_equal(a, b, param))
         param++;
     if (param == a->count && param == b->count)

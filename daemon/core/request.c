@@ -129,6 +129,7 @@ static const struct request_row {
     {WIRE_WAIT_READY, false, member_wait_ready},
     {WIRE_LEAVE, true, request_leave},
     {WIRE_GROUP_NEW, false, group_request},
+    {WIRE_PARAM_GROUP, false, registry_group},
     {WIRE_REGISTER, false, registry_register},
     {WIRE_SEAL, false, seal_request},
     {WIRE_ARENA_GET, false, request_engine},

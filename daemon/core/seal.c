@@ -13,8 +13,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define FLOAT_BYTES 4u
-
 bool seal_pending(const struct core *core)
 {
     return core->sealed_ranks && !core->sealed;
@@ -93,38 +91,58 @@ static bool agree_with_kept(struct core *core)
 
 /* ---- the layout ------------------------------------------------------------------------------ */
 
+static void say_no_layout(const struct core *core, const struct reg_list *list, int code,
+                          uint32_t bad, struct text *text)
+{
+    unsigned long long bytes = (unsigned long long)core->options.bucket_bytes;
+
+    if (code == GW_E_LIMIT) {
+        text_add(text, "the model makes more than %u buckets of %llu bytes: seal with larger "
+                 "bucket_bytes", GW_BUCKETS_MAX, bytes);
+    } else if (code == GW_E_INVALID && bad < list->count) {
+        text_add(text, "parameter %u, ", bad);
+        core_add_name(text, reg_name(list, bad));
+        text_add(text, ", cannot be laid out: its name was given before, its unit came back after "
+                 "another unit, or the sizes overflow");
+    } else if (code < 0) {
+        text_add(text, "no layout of %u parameters in stage %u with buckets of %llu bytes for %u "
+                 "ranks can be made", list->count, core->options.stage, bytes, core->config.world);
+    }
+}
+
 static int make_layout(struct core *core, const struct reg_list *list, struct text *text)
 {
     struct layout_options options = {
         .stage = core->options.stage,
         .world = core->config.world,
-        .bucket_numel = core->options.bucket_bytes / FLOAT_BYTES,
-        .align_numel = core->options.shard_align_bytes / FLOAT_BYTES,
+        .bucket_bytes = core->options.bucket_bytes,
+        .align_bytes = core->options.shard_align_bytes,
+        .accum_as_grads = core->options.accum_as_grads,
+        .persist_bytes = core->options.persist_bytes,
+        .shard_ranks = core->options.shard_ranks,
+        .group_count = list->group_count,
     };
     struct layout_param *params = calloc((size_t)list->count + 1, sizeof(*params));
+    struct layout_group *groups = calloc((size_t)list->group_count + 1, sizeof(*groups));
     uint32_t bad = UINT32_MAX;
-    int r;
+    int r = GW_E_NOMEM;
 
-    if (!params)
-        return GW_E_NOMEM;
-    for (uint32_t i = 0; i < list->count; i++)
-        params[i] = (struct layout_param){reg_name(list, i), reg_unit(list, i),
-                                          list->params[i].numel, list->params[i].flags};
-    r = layout_new(&options, params, list->count, &core->layout, &bad);
-    free(params);
-    if (r == GW_E_LIMIT) {
-        text_add(text, "the model makes more than %u buckets of %llu bytes: seal with larger "
-                 "bucket_bytes", GW_BUCKETS_MAX, (unsigned long long)core->options.bucket_bytes);
-    } else if (r == GW_E_INVALID && bad < list->count) {
-        text_add(text, "parameter %u, ", bad);
-        core_add_name(text, reg_name(list, bad));
-        text_add(text, ", cannot be laid out: its name was given before, its unit came back after "
-                 "another unit, or the sizes overflow");
-    } else if (r < 0) {
-        text_add(text, "no layout of %u parameters in stage %u with buckets of %llu bytes for %u "
-                 "ranks can be made", list->count, core->options.stage,
-                 (unsigned long long)core->options.bucket_bytes, core->config.world);
+    for (uint32_t i = 0; params && i < list->count; i++) {
+        const struct reg_param *of = &list->params[i];
+
+        params[i] = (struct layout_param){reg_name(list, i), reg_unit(list, i), of->numel,
+                                          of->flags, of->group, of->dtype, of->grad_dtype};
     }
+    for (uint32_t g = 0; groups && g < list->group_count; g++)
+        groups[g] = (struct layout_group){list->groups[g].ranks, list->groups[g].count,
+                                          list->groups[g].shard_ranks};
+    options.groups = groups;
+    if (params && groups)
+        r = layout_new(&options, params, list->count, &core->layout, &bad);
+    free(params);
+    free(groups);
+    if (r < 0 && r != GW_E_NOMEM)
+        say_no_layout(core, list, r, bad, text);
     return r;
 }
 
@@ -137,7 +155,9 @@ static int make(struct core *core, struct text *text)
     r = make_layout(core, &core->ranks[0].list, text);
     if (r < 0)
         return r;
-    options_complete(&core->options, core->layout);
+    r = options_complete(&core->options, core->layout);
+    if (r < 0)
+        return r;
     return zero_new(core->layout, &core->options, core->config.world,
                     core->config.device != GW_DEVICE_HOST, core->config.drop_edges, core->effects,
                     &core->zero);
@@ -179,6 +199,7 @@ static int seal_check(const struct core *core, uint32_t rank, struct wire_seal *
                       struct text *text)
 {
     const struct core_rank *mine = &core->ranks[rank];
+    int r;
 
     if (core->sealed || (core->building && core->build_generation == core->generation)) {
         text_add(text, "the job is sealed already");
@@ -189,7 +210,18 @@ static int seal_check(const struct core *core, uint32_t rank, struct wire_seal *
                  mine->list.count, mine->list.total);
         return GW_E_STATE;
     }
-    return options_check(seal, core->config.world, core->config.device, text);
+    r = options_check(seal, core->config.world, core->config.device, text);
+    if (seal->scale == 0 && mine->list.group_count == 0)
+        seal->scale = 1.0 / core->config.world; /* else each group has its own mean */
+    for (uint32_t g = 0; g < mine->list.group_count && r == 0; g++) {
+        const struct reg_group *group = &mine->list.groups[g];
+        char whose[24];
+        struct text name = TEXT(whose);
+
+        text_add(&name, "group %u's ", g + 1);
+        r = options_check_runs(seal, group->shard_ranks, group->count, whose, text);
+    }
+    return r;
 }
 
 void seal_request(struct core *core, uint32_t rank, const struct wire_msg *msg)

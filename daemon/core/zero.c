@@ -85,40 +85,34 @@ static int allocate(struct zero *z)
     z->valid = table(b, 1, 1, 1);
     z->zeroed = table(b, 1, 1, 1);
     z->used_bits = table(((uint64_t)z->params + 7) / 8, 1, 1, 1);
-    z->order = table(b, 1, 1, sizeof(*z->order));
-    z->recorded = table(b, 1, 1, sizeof(*z->recorded));
     z->unit_fetches = table(n, z->units, 1, sizeof(*z->unit_fetches));
     z->unit_held = table(n, z->units, 1, sizeof(*z->unit_held));
     z->unit_gather = table(n, z->fetch_units, 1, sizeof(*z->unit_gather));
     if (!z->members || !z->ranks || !z->piece_bits || !z->entries || !z->contributions ||
         !z->tokens || !z->slot_table || !z->due || !z->done || !z->launched || !z->valid ||
-        !z->zeroed || !z->used_bits || !z->order || !z->recorded || !z->unit_fetches ||
-        !z->unit_held || !z->unit_gather)
+        !z->zeroed || !z->used_bits || !z->unit_fetches || !z->unit_held || !z->unit_gather)
         return GW_E_NOMEM;
+    for (uint32_t rank = 0; rank < z->world; rank++)
+        z->members[rank] = rank;
     return ops_init(z);
 }
 
 static int make_plans(struct zero *z)
 {
     struct prefetch_config config = {
-        .budget_bytes = z->memory.gather_bytes,
-        .ahead_bytes = z->options.overlap_off ? 0 : z->memory.prefetch_bytes,
+        .budget_bytes = z->options.gather_bytes,
+        .ahead_bytes = z->options.overlap_off ? 0 : z->options.prefetch_bytes,
+        .reuse_bytes = z->options.reuse_bytes,
         .no_pool_free = !zero_edge(z, EDGE_POOL_FREE),
     };
     int r;
 
-    for (uint32_t rank = 0; rank < z->world && z->memory.stage == 3; rank++) {
-        r = prefetch_new(z->layout, &config, &z->ranks[rank].plan);
+    for (uint32_t rank = 0; rank < z->world && z->stage == 3; rank++) {
+        r = prefetch_new(z->layout, z->ranks[rank].place, &config, &z->ranks[rank].plan);
         if (r < 0)
             return r;
     }
     return 0;
-}
-
-static void first_order(struct zero *z)
-{
-    for (uint32_t b = 0; b < z->buckets; b++)
-        z->order[b] = z->buckets - 1 - b;
 }
 
 static void fill(struct zero *z, const struct layout *layout, const struct wire_seal *options,
@@ -131,17 +125,23 @@ static void fill(struct zero *z, const struct layout *layout, const struct wire_
     z->world = world;
     z->everyone = world == 64 ? UINT64_MAX : ZERO_BIT(world) - 1;
     z->drop = drop_edges;
-    memory_init(&z->memory, layout, options, world);
-    z->scale = (float)(options->scale != 0 ? options->scale : 1.0 / world);
+    z->stage = options->stage;
+    z->micro_steps = options->micro_steps;
+    z->ring_slots = options->ring_slots;
+    z->local = options->accumulate == GW_ACCUMULATE_LOCAL;
+    z->ring = z->stage >= 2 && !z->local;
+    z->mapped = z->stage == 3 && options->gather == GW_GATHER_MAPPED;
+    z->bucket_table = layout_buckets(layout);
+    z->group_count = page->groups;
     z->buckets = page->buckets;
     z->pieces = page->pieces;
     z->params = page->params;
     z->units = page->units;
     z->fetch_units = page->fetch_units;
-    z->depth = z->memory.local ? 1 : z->memory.micro_steps;
+    z->depth = z->local ? 1 : z->micro_steps;
     z->slots = page->buckets < GW_OVERFLOW_MAX ? page->buckets : GW_OVERFLOW_MAX;
-    z->slots = z->memory.ring ? z->memory.ring_slots + z->slots : 0;
-    z->token_keys = z->memory.ring ? z->slots : z->buckets;
+    z->slots = z->ring ? z->ring_slots + z->slots : 0;
+    z->token_keys = z->ring ? z->slots : z->buckets;
 }
 
 int zero_new(const struct layout *layout, const struct wire_seal *options, uint32_t world,
@@ -160,14 +160,13 @@ int zero_new(const struct layout *layout, const struct wire_seal *options, uint3
     fill(z, layout, options, world, drop_edges);
     r = allocate(z);
     if (r == 0)
+        r = groups_init(z);
+    if (r == 0)
         r = make_plans(z);
     if (r < 0) {
         zero_free(z);
         return r;
     }
-    for (uint32_t rank = 0; rank < world; rank++)
-        z->members[rank] = rank;
-    first_order(z);
     grad_reset_step(z);
     *ret_zero = z;
     return 0;
@@ -190,6 +189,7 @@ struct zero *zero_free(struct zero *z)
         queue_clear(&z->ranks[r].fetches);
         prefetch_free(z->ranks[r].plan);
     }
+    groups_free(z);
     free(z->members);
     free(z->ranks);
     free(z->piece_bits);
@@ -203,8 +203,6 @@ struct zero *zero_free(struct zero *z)
     free(z->valid);
     free(z->zeroed);
     free(z->used_bits);
-    free(z->order);
-    free(z->recorded);
     free(z->unit_fetches);
     free(z->unit_held);
     free(z->unit_gather);
@@ -486,8 +484,8 @@ bool zero_settled(const struct zero *z, uint32_t rank, uint64_t mark)
     if (mine->handled < mark || mine->fetches.count || mine->ended > z->step ||
         (mine->update == UPDATE_BEGUN && mine->update_told < mine->ended))
         return false;
-    for (uint32_t b = 0; b < z->buckets && !z->memory.ring && !z->memory.local; b++) {
-        if (grad_unlaunched(z, rank, b, true))
+    for (uint32_t b = 0; b < z->buckets && !z->ring && !z->local; b++) {
+        if (zero_member(z, b, rank) && grad_unlaunched(z, rank, b, true))
             return false;
     }
     return true;
@@ -560,21 +558,44 @@ static void reset_rank(struct zero *z, uint32_t rank)
         prefetch_reset(mine->plan);
 }
 
+/* What rounds and gathers the broken generation may not have finished. Masters are whole. */
+static void make_again(struct zero *z)
+{
+    static const struct wire_after none;
+
+    for (uint32_t rank = 0; rank < z->world; rank++)
+        step_cast(z, rank, &none);
+    for (uint32_t g = 0; g < z->group_count; g++) {
+        z->groups[g].commits++; /* gathers wait for the casts */
+        if (z->stage == 1 || z->stage == 2)
+            step_gather_all(z, g, z->step, false);
+    }
+}
+
+static void reset_groups(struct zero *z)
+{
+    for (uint32_t g = 0; g < z->group_count; g++) {
+        struct zero_group *group = &z->groups[g];
+
+        group->gate = group->committed = group->gathered = z->step;
+        group->fresh = 0;
+    }
+    groups_first_order(z);
+}
+
 int zero_reattach(struct zero *z, struct core_fault *ret_fault)
 {
     size_t slots = (size_t)z->world * z->slots, units = (size_t)z->world * z->units;
-    bool replicas = (z->memory.stage == 1 || z->memory.stage == 2) && z->committed > 0;
+    bool updated = z->committed > 0;
     int r;
 
-    z->gate = step_resolved(z);
     r = check_torn(z);
     if (r < 0) {
         *ret_fault = z->fault;
         return r;
     }
     /* A step that was not resolved by all counts as not made: no shard has seen it. */
-    z->step = z->gate;
-    z->update_open = z->gathered = z->committed = z->gate;
+    z->step = z->update_open = z->committed = step_resolved(z);
     for (uint32_t rank = 0; rank < z->world; rank++)
         reset_rank(z, rank);
     memset(z->slot_table, 0, slots * sizeof(*z->slot_table));
@@ -585,28 +606,9 @@ int zero_reattach(struct zero *z, struct core_fault *ret_fault)
     measure_reset(z);
     ops_reset(z);
     tokens_reset(z);
-    first_order(z);
+    reset_groups(z);
     grad_reset_step(z);
-    /* The broken generation may not have brought the last update to all replicas. */
-    if (replicas)
-        step_gather_all(z, z->gate, false);
+    if (updated)
+        make_again(z);
     return 0;
-}
-
-/* ---- memory ---------------------------------------------------------------------------------- */
-
-uint64_t zero_arena_bytes(const struct zero *z, enum gw_arena_kind kind, int rank)
-{
-    return memory_arena_bytes(&z->memory, kind, rank);
-}
-
-struct core_ref zero_param_slice(const struct zero *z, uint32_t bucket, uint32_t rank)
-{
-    return memory_param_slice(&z->memory, bucket, rank);
-}
-
-struct core_ref zero_param_ref(const struct zero *z, uint32_t param, uint64_t offset,
-                               uint32_t *ret_owner, uint64_t *ret_count)
-{
-    return memory_param_ref(&z->memory, param, offset, ret_owner, ret_count);
 }

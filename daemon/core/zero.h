@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The ZeRO layer of the core: ledger of gradients, steps, updates, fetches, for one sealed layout
- * and one group (the world). Pure; one thread. core.c owns membership and hands its events over.
+ * and its groups of ranks. Pure; one thread. core.c owns membership and hands its events over.
  */
 #ifndef GW_CORE_ZERO_H
 #define GW_CORE_ZERO_H
@@ -65,8 +65,12 @@ int zero_resume(struct zero *zero, uint64_t now_ns, struct core_fault *ret_fault
 uint64_t zero_steps(const struct zero *zero);
 uint64_t zero_arena_bytes(const struct zero *zero, enum gw_arena_kind kind, int rank);
 struct core_ref zero_param_slice(const struct zero *zero, uint32_t bucket, uint32_t rank);
+struct core_ref zero_master_slice(const struct zero *zero, uint32_t bucket, uint32_t rank);
 struct core_ref zero_param_ref(const struct zero *zero, uint32_t param, uint64_t offset,
-                               uint32_t *ret_owner, uint64_t *ret_count);
+                               uint32_t rank, uint64_t *ret_count);
+struct core_ref zero_master_ref(const struct zero *zero, uint32_t param, uint64_t offset,
+                                uint32_t rank, uint64_t *ret_count);
+uint64_t zero_gathered(const struct zero *zero, uint32_t bucket, uint32_t rank);
 void zero_stats(const struct zero *zero, uint32_t rank, struct wire_msg *msg);
 
 #endif

@@ -2,7 +2,8 @@
 /*
  * Fetch and release of registered units. Declarations are counted at once; what they ask for is
  * served in the rank's order, each when the parameters of its step are there. Stage 0: the rank's
- * own replica; stages 1-2: the gathers after the update; stage 3: the rank's plan (prefetch.c).
+ * own replica; stages 1-2: the gathers after the update; stage 3: the rank's plan (prefetch.c), and
+ * for persistent parameters the gather after the update.
  * Pure; one thread. Other ranks' fetches are never an input.
  */
 #include "daemon/core/zero_internal.h"
@@ -69,7 +70,7 @@ int fetch_release(struct zero *z, uint32_t rank, uint32_t unit, const struct wir
         return fail_unit(z, GW_E_STATE, rank, unit, "released, more often than it fetched it,");
     z->ranks[rank].held--;
     --*unit_held(z, rank, unit);
-    if (z->memory.stage != 3)
+    if (z->stage != 3)
         return 0;
     return enqueue(z, rank, WIRE_RELEASE, unit, after);
 }
@@ -94,33 +95,87 @@ int fetch_step_end(struct zero *z, uint32_t rank)
             unit++;
         return fail_unit(z, GW_E_STATE, rank, unit, "ended its step before it released");
     }
-    if (z->memory.stage != 3)
+    if (z->stage != 3)
         return 0;
     return enqueue(z, rank, WIRE_STEP_END, 0, &none);
 }
 
 /* ---- serving --------------------------------------------------------------------------------- */
 
-struct core_op *fetch_gather_op(struct zero *z, uint32_t rank, uint32_t fetch_unit,
-                                uint64_t offset_bytes, enum flight_kind flight)
+/* Where the part goes. Mapped: the parameters are where they are read; the op counts and orders,
+ * moves nothing. */
+static struct core_ref destination(const struct zero *z, uint32_t rank, uint32_t bucket,
+                                   uint64_t offset_bytes)
 {
-    const struct gw_layout_fetch_unit *unit = &layout_fetch_units(z->layout)[fetch_unit];
+    if (z->mapped)
+        return (struct core_ref){.kind = GW_ARENA_NONE};
+    if (z->stage < 3)
+        return place_of_params(z, bucket, rank);
+    return (struct core_ref){
+        .kind = GW_ARENA_POOL,
+        .rank = (int16_t)rank,
+        .offset_bytes = offset_bytes + place_gathered(z->ranks[rank].place, bucket),
+    };
+}
+
+struct core_op *fetch_part_op(struct zero *z, uint32_t rank, uint32_t part, uint64_t offset_bytes,
+                              enum flight_kind flight)
+{
+    const struct zero_part *at = &z->parts[part];
+    const struct zero_group *group = &z->groups[at->group];
     struct core_op *op = ops_new(z, CORE_OP_GATHER, CORE_STREAM_GATHER, GW_KIND_ALL_GATHER, flight);
-    struct zero_flight *at = ops_flight(z, op->id);
+    struct zero_flight *flying = ops_flight(z, op->id);
     struct core_ref *out = ops_refs(z, 1);
 
-    ops_payload(z, op, unit->first_bucket, unit->buckets);
+    ops_members(z, op, &group->ranks[groups_run(z, at->group, rank)], group->shard_ranks);
+    ops_payload(z, op, OPS_OF_PARAMS, at->first_bucket, at->buckets);
     op->rank = rank;
-    tokens_gather(z, op, rank);
+    op->in_place_skip = z->stage < 3;
+    tokens_gather(z, op, at->group);
     op->out = out;
-    if (at)
-        at->rank = rank;
-    /* Mapped: the parameters are where they are read; the op counts and orders, moves nothing. */
-    if (out && !z->memory.mapped)
-        *out = (struct core_ref){.kind = GW_ARENA_POOL,
-                                 .rank = (int16_t)rank,
-                                 .offset_bytes = offset_bytes};
+    if (out)
+        *out = destination(z, rank, at->first_bucket, offset_bytes);
+    if (flying)
+        flying->ranks = ZERO_BIT(rank);
     return op;
+}
+
+uint64_t fetch_persistent_bytes(const struct zero *z, uint32_t rank)
+{
+    return z->persistent_parts > 0 ? place_fetch_bytes(z->ranks[rank].place, 0) : 0;
+}
+
+static void set_step(struct zero *z, struct core_op *op, uint64_t step)
+{
+    struct zero_flight *flight = ops_flight(z, op->id);
+
+    op->step = step;
+    if (flight)
+        flight->step = step;
+}
+
+void fetch_persistent(struct zero *z, uint32_t rank, uint32_t group, uint64_t step, bool counted)
+{
+    for (uint32_t part = 0; part < z->persistent_parts; part++) {
+        struct core_op *op;
+
+        if (z->parts[part].group != group)
+            continue;
+        op = fetch_part_op(z, rank, part, 0, FLIGHT_GATHER);
+        set_step(z, op, step);
+        op->measure = !counted;
+        z->ranks[rank].persist_op = z->ranks[rank].gather_op = op->id;
+    }
+    z->groups[group].fresh |= ZERO_BIT(rank);
+}
+
+/* Where no update has brought them: at first, and after they were written. */
+static void refresh_persistent(struct zero *z, uint32_t rank, uint64_t step)
+{
+    for (uint32_t g = 0; g < z->group_count && z->persistent_parts; g++) {
+        if (zero_in(z, g, rank) && !(z->groups[g].fresh & ZERO_BIT(rank)))
+            fetch_persistent(z, rank, g, step - 1, false);
+    }
 }
 
 static struct core_signal served(struct zero *z, uint32_t rank, uint32_t unit, uint64_t offset)
@@ -128,21 +183,24 @@ static struct core_signal served(struct zero *z, uint32_t rank, uint32_t unit, u
     return (struct core_signal){.rank = rank,
                                 .timeline = GW_TIMELINE(GW_TL_UNIT, unit),
                                 .value = ++*unit_fetches(z, rank, unit),
-                                .offset = z->memory.mapped ? 0 : offset};
+                                .offset = z->mapped ? 0 : offset};
 }
 
-/* step: the rank's step that it is fetched for. */
+/* One gather for each of the rank's groups; the last op. step: the rank's step that the unit is
+ * fetched for. */
 static struct core_op *launch_gather(struct zero *z, uint32_t rank,
                                      const struct prefetch_gather *gather, uint64_t step)
 {
-    struct core_op *op =
-        fetch_gather_op(z, rank, gather->fetch_unit, gather->offset_bytes, FLIGHT_GATHER);
-    struct zero_flight *flight = ops_flight(z, op->id);
+    struct core_op *op = NULL;
 
-    op->step = step;
-    if (flight)
-        flight->step = step;
-    *unit_gather(z, rank, gather->fetch_unit) = z->ranks[rank].gather_op = op->id;
+    for (uint32_t part = z->unit_parts[gather->fetch_unit];
+         part < z->unit_parts[gather->fetch_unit + 1]; part++) {
+        if (!zero_in(z, z->parts[part].group, rank))
+            continue;
+        op = fetch_part_op(z, rank, part, gather->offset_bytes, FLIGHT_GATHER);
+        set_step(z, op, step);
+        *unit_gather(z, rank, gather->fetch_unit) = z->ranks[rank].gather_op = op->id;
+    }
     return op;
 }
 
@@ -156,8 +214,7 @@ static void gather_ahead(struct zero *z, uint32_t rank, uint64_t step)
 
 static int fail_budget(struct zero *z, uint32_t rank, uint32_t unit)
 {
-    const struct gw_layout_fetch_unit *fetch =
-        &layout_fetch_units(z->layout)[layout_units(z->layout)[unit].fetch_unit];
+    uint32_t fetch_unit = layout_units(z->layout)[unit].fetch_unit;
     struct prefetch_figures figures = prefetch_figures(z->ranks[rank].plan);
     struct text text;
     int r;
@@ -167,9 +224,20 @@ static int fail_budget(struct zero *z, uint32_t rank, uint32_t unit)
     text_add_escaped(&text, zero_unit_name(z, unit));
     text_add(&text, "' of %llu bytes, but holds %llu bytes of other units with a gather budget of "
              "%llu: release units earlier, or raise gather_bytes",
-             (unsigned long long)(fetch->padded_numel * MEMORY_FLOAT),
-             (unsigned long long)figures.bytes_now, (unsigned long long)z->memory.gather_bytes);
+             (unsigned long long)place_fetch_bytes(z->ranks[rank].place, fetch_unit),
+             (unsigned long long)figures.bytes_now, (unsigned long long)z->options.gather_bytes);
     return r;
+}
+
+/* The unit's gather, and that of persistent parameters: whichever comes last in the stream. */
+static uint64_t resident_op(const struct zero *z, uint32_t rank, uint32_t unit)
+{
+    const struct gw_layout_unit *at = &layout_units(z->layout)[unit];
+    uint64_t op = at->persistent ? z->ranks[rank].persist_op : 0;
+
+    if (at->fetch_unit != UINT32_MAX && *unit_gather(z, rank, at->fetch_unit) > op)
+        op = *unit_gather(z, rank, at->fetch_unit);
+    return op;
 }
 
 static int serve_planned(struct zero *z, uint32_t rank, const struct zero_late *what)
@@ -182,11 +250,11 @@ static int serve_planned(struct zero *z, uint32_t rank, const struct zero_late *
     r = prefetch_fetch(z->ranks[rank].plan, what->unit, &gather);
     if (r < 0)
         return fail_budget(z, rank, what->unit);
-    if (r == 0) {
+    op = r > 0 ? launch_gather(z, rank, &gather, what->step) : NULL;
+    if (!op) {
         ops_signal(z, served(z, rank, what->unit, gather.offset_bytes),
-                   *unit_gather(z, rank, gather.fetch_unit));
+                   resident_op(z, rank, what->unit));
     } else {
-        op = launch_gather(z, rank, &gather, what->step);
         signals = ops_signals(z, op, 1);
         if (signals)
             *signals = served(z, rank, what->unit, gather.offset_bytes);
@@ -195,36 +263,60 @@ static int serve_planned(struct zero *z, uint32_t rank, const struct zero_late *
     return 0;
 }
 
-/* Stages 1-2: once the gathers of the unit's buckets are done; overlap off: of all. Stage 0: once
- * the rank's own update is made. */
+/* Of the unit's buckets that the rank has (overlap off: of all), the last gather. */
+static uint64_t last_gather(const struct zero *z, uint32_t rank, const struct gw_layout_unit *unit)
+{
+    uint32_t first = z->options.overlap_off ? 0 : unit->first_bucket;
+    uint32_t end = z->options.overlap_off ? z->buckets : unit->first_bucket + unit->buckets;
+    uint64_t last = 0;
+
+    for (uint32_t b = first; b < end; b++) {
+        if (zero_member(z, b, rank) && zero_entry(z, rank, b)->gather_op > last)
+            last = zero_entry(z, rank, b)->gather_op;
+    }
+    return last;
+}
+
+/* Stages 1-2: once the gathers of the unit's buckets are done. Stage 0: once the rank's own update
+ * is made, and rounded. */
 static uint64_t replica_gather(const struct zero *z, uint32_t rank, uint32_t unit)
 {
     const struct gw_layout_unit *at = &layout_units(z->layout)[unit];
-    uint32_t end = z->options.overlap_off ? z->buckets : at->first_bucket + at->buckets;
+    const struct zero_rank *mine = &z->ranks[rank];
 
-    if (z->memory.stage == 0)
-        return z->ranks[rank].commit_op;
-    if (at->buckets == 0)
-        return 0;
-    return zero_entry(z, rank, end - 1)->gather_op;
+    if (z->stage == 0)
+        return mine->commit_op != mine->cast_op || zero_edge(z, EDGE_ROUNDED) ? mine->commit_op : 0;
+    return at->buckets == 0 ? 0 : last_gather(z, rank, at);
+}
+
+/* Some of the unit is gathered when it is fetched. */
+static bool is_planned(const struct zero *z, uint32_t rank, uint32_t unit)
+{
+    uint32_t fetch_unit = layout_units(z->layout)[unit].fetch_unit;
+
+    return z->stage == 3 && fetch_unit != UINT32_MAX &&
+           place_fetch_bytes(z->ranks[rank].place, fetch_unit) > 0;
 }
 
 static int serve(struct zero *z, uint32_t rank, const struct zero_late *what)
 {
-    bool planned;
-
     if (what->type == WIRE_STEP_END) { /* of no unit: there may be none at all */
         prefetch_step_end(z->ranks[rank].plan);
         return 0;
     }
-    planned = z->memory.stage == 3 && layout_units(z->layout)[what->unit].buckets > 0;
-    if (what->type == WIRE_FETCH && !planned) {
-        ops_signal(z, served(z, rank, what->unit, 0),
-                   z->memory.stage == 3 ? 0 : replica_gather(z, rank, what->unit));
-    } else if (what->type == WIRE_FETCH) {
+    if (what->type == WIRE_FETCH && z->stage == 3 &&
+        layout_units(z->layout)[what->unit].persistent)
+        refresh_persistent(z, rank, what->step);
+    if (what->type == WIRE_FETCH && is_planned(z, rank, what->unit))
         return serve_planned(z, rank, what);
-    } else if (planned) {
+    if (what->type == WIRE_FETCH) {
+        ops_signal(z, served(z, rank, what->unit, 0),
+                   z->stage == 3 ? resident_op(z, rank, what->unit)
+                                 : replica_gather(z, rank, what->unit));
+    } else {
         tokens_release(z, rank, &what->after);
+        if (!is_planned(z, rank, what->unit))
+            return 0;
         prefetch_release(z->ranks[rank].plan, what->unit);
         gather_ahead(z, rank, what->step);
     }
@@ -234,9 +326,9 @@ static int serve(struct zero *z, uint32_t rank, const struct zero_late *what)
 /* The parameters of the step are there, or on their way on the rank's stream. */
 static bool version_ready(const struct zero *z, uint32_t rank, uint64_t step)
 {
-    uint64_t there = z->memory.stage == 0 ? z->ranks[rank].resolved : z->gate;
+    uint64_t there = z->stage == 0 ? z->ranks[rank].resolved : groups_rank_gate(z, rank);
 
-    return there + 1 >= step || (z->memory.stage > 0 && !zero_edge(z, EDGE_VERSION));
+    return there + 1 >= step || (z->stage > 0 && !zero_edge(z, EDGE_VERSION));
 }
 
 int fetch_pump(struct zero *z)

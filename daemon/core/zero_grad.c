@@ -17,8 +17,6 @@
 
 #include <string.h>
 
-#include "daemon/base/hash.h"
-
 #define UNUSED_NAMES 8u /* named in a text */
 
 /* ---- resetting ------------------------------------------------------------------------------- */
@@ -34,9 +32,9 @@ static void reset_micro_step(struct zero *z, uint32_t rank)
     for (uint32_t b = 0; b < z->buckets; b++) {
         struct zero_entry *entry = zero_entry(z, rank, b);
 
-        entry->left = z->memory.buckets[b].pieces - entry->finals;
+        entry->left = z->bucket_table[b].pieces - entry->finals;
         entry->closed_now = false;
-        mine->open_buckets += !entry->done;
+        mine->open_buckets += zero_member(z, b, rank) && !entry->done;
     }
 }
 
@@ -52,7 +50,7 @@ static void reset_rank(struct zero *z, uint32_t rank)
                                      .gather_op = entry->gather_op};
     }
     z->ranks[rank].micro = 0;
-    z->ranks[rank].undone_buckets = z->buckets;
+    z->ranks[rank].undone_buckets = z->ranks[rank].own_buckets;
     reset_micro_step(z, rank);
 }
 
@@ -70,10 +68,9 @@ void grad_reset_step(struct zero *z)
     memset(z->valid, 0, z->buckets);
     memset(z->zeroed, 0, z->buckets);
     memset(z->used_bits, 0, ((size_t)z->params + 7) / 8);
-    z->used_params = z->recorded_count = 0;
+    z->used_params = 0;
     z->declared = 0;
-    z->micro_max = z->pos_m = z->pos_i = 0;
-    z->digest = HASH_START;
+    groups_reset_step(z);
 }
 
 /* ---- closing contributions ------------------------------------------------------------------- */
@@ -86,21 +83,35 @@ static void arrive(struct zero *z, uint32_t rank, struct zero_due *due)
     due->mask |= ZERO_BIT(rank);
 }
 
-/* Rank 0's order of declarations is the next step's order of launches. */
+/* The first member's order of declarations is the next step's order of launches. */
 static void record(struct zero *z, uint32_t rank, uint32_t bucket)
 {
-    if (rank == 0)
-        z->recorded[z->recorded_count++] = bucket;
+    struct zero_group *group = zero_group_of(z, bucket);
+
+    if (rank == group->ranks[0])
+        group->recorded[group->recorded_count++] = bucket;
+}
+
+/* A RUNNING sum lies in GRADS; but all ranks' inputs of one op have one dtype. */
+static bool must_convert(const struct zero *z, uint32_t rank, uint32_t bucket)
+{
+    const struct zero_entry *entry = zero_entry(z, rank, bucket);
+    const struct gw_layout_bucket *at = &z->bucket_table[bucket];
+
+    return entry->style == STYLE_RUNNING && entry->ever && at->grad_dtype != at->accum_dtype &&
+           place_sums(z->ranks[rank].place, bucket);
 }
 
 static void finish(struct zero *z, uint32_t rank, uint32_t bucket)
 {
     struct zero_entry *entry = zero_entry(z, rank, bucket);
 
+    if (must_convert(z, rank, bucket))
+        launch_local_add(z, rank, bucket);
     entry->done = true;
     z->done[bucket] |= ZERO_BIT(rank);
     z->ranks[rank].undone_buckets--;
-    if (!z->memory.local)
+    if (!z->local)
         return;
     arrive(z, rank, zero_due(z, bucket, 0));
     record(z, rank, bucket);
@@ -111,12 +122,11 @@ static void close_shard(struct zero *z, uint32_t rank, uint32_t bucket)
     struct zero_entry *entry = zero_entry(z, rank, bucket);
     uint32_t m = entry->closed, slot = entry->slot;
 
-    if (entry->filled && z->memory.ring)
-        launch_zero_fill(z, rank, bucket, PIECE_READY, memory_slot(&z->memory, slot, rank), true);
+    if (entry->filled && z->ring)
+        launch_zero_fill(z, rank, bucket, PIECE_READY, place_of_slot(z, slot, rank), true);
     else if (entry->filled)
-        launch_zero_fill(z, rank, bucket, PIECE_READY,
-                         memory_flat(&z->memory, GW_ARENA_GRADS, bucket, rank), false);
-    *zero_contribution(z, rank, bucket, m) = !entry->filled ? 0 : z->memory.ring ? 1 + slot : 1;
+        launch_zero_fill(z, rank, bucket, PIECE_READY, place_of_grads(z, bucket, rank), false);
+    *zero_contribution(z, rank, bucket, m) = !entry->filled ? 0 : z->ring ? 1 + slot : 1;
     arrive(z, rank, zero_due(z, bucket, m));
     if (m == 0)
         record(z, rank, bucket);
@@ -129,14 +139,15 @@ static void close_shard(struct zero *z, uint32_t rank, uint32_t bucket)
 static void close_local(struct zero *z, uint32_t rank, uint32_t bucket, bool last)
 {
     struct zero_entry *entry = zero_entry(z, rank, bucket);
-    struct core_ref grads = memory_flat(&z->memory, GW_ARENA_GRADS, bucket, rank);
+    struct core_ref grads = place_of_grads(z, bucket, rank);
+    bool sums = place_sums(z->ranks[rank].place, bucket);
 
-    if (z->memory.acc && entry->style == STYLE_RUNNING) {
+    if (sums && entry->style == STYLE_RUNNING) {
         if (last && entry->ever)
             launch_zero_fill(z, rank, bucket, PIECE_EVER, grads, false);
     } else if (entry->filled) {
         launch_zero_fill(z, rank, bucket, PIECE_READY, grads, false);
-        if (z->memory.acc)
+        if (sums)
             launch_local_add(z, rank, bucket);
     }
 }
@@ -146,7 +157,7 @@ static void close_contribution(struct zero *z, uint32_t rank, uint32_t bucket, b
 {
     struct zero_entry *entry = zero_entry(z, rank, bucket);
 
-    if (z->memory.local)
+    if (z->local)
         close_local(z, rank, bucket, last);
     else
         close_shard(z, rank, bucket);
@@ -155,32 +166,11 @@ static void close_contribution(struct zero *z, uint32_t rank, uint32_t bucket, b
     entry->filled = entry->overflow = false;
     entry->slot = GW_NO_SLOT;
     z->ranks[rank].open_buckets--;
-    if (last || entry->finals == z->memory.buckets[bucket].pieces)
+    if (last || entry->finals == z->bucket_table[bucket].pieces)
         finish(z, rank, bucket);
 }
 
 /* ---- READY ----------------------------------------------------------------------------------- */
-
-static int check_entry(struct zero *z, uint32_t rank, const struct wire_ready_entry *entry)
-{
-    if (entry->param >= z->params ||
-        entry->piece >= layout_params(z->layout)[entry->param].pieces)
-        return zero_fail(z, GW_E_INVALID, rank,
-                         "rank %u declared piece %u of parameter %u, which does not exist", rank,
-                         entry->piece, entry->param);
-    if (entry->flags & ~(uint32_t)(GW_GRAD_ACCUMULATE | GW_GRAD_RUNNING) ||
-        entry->tokens > GW_READY_TOKENS)
-        return zero_fail(z, GW_E_INVALID, rank,
-                         "rank %u declared a gradient with flags %#x and %u tokens", rank,
-                         entry->flags, entry->tokens);
-    for (uint32_t i = 0; i < entry->tokens; i++) {
-        if (entry->timeline[i] >= GW_TIMELINES_MAX)
-            return zero_fail(z, GW_E_INVALID, rank,
-                             "rank %u declared a gradient that waits for its timeline %u, of %u",
-                             rank, entry->timeline[i], GW_TIMELINES_MAX);
-    }
-    return 0;
-}
 
 static int fail_piece(struct zero *z, int code, uint32_t rank, const struct wire_ready_entry *entry,
                       const char *what)
@@ -195,6 +185,31 @@ static int fail_piece(struct zero *z, int code, uint32_t rank, const struct wire
     return r;
 }
 
+static int check_entry(struct zero *z, uint32_t rank, const struct wire_ready_entry *entry)
+{
+    if (entry->param >= z->params ||
+        entry->piece >= layout_params(z->layout)[entry->param].pieces)
+        return zero_fail(z, GW_E_INVALID, rank,
+                         "rank %u declared piece %u of parameter %u, which does not exist", rank,
+                         entry->piece, entry->param);
+    if (!(layout_page_groups(layout_page(z->layout))[layout_params(z->layout)[entry->param].group]
+              .mask & ZERO_BIT(rank)))
+        return fail_piece(z, GW_E_INVALID, rank, entry,
+                          "was declared, but its group does not hold the rank");
+    if (entry->flags & ~(uint32_t)(GW_GRAD_ACCUMULATE | GW_GRAD_RUNNING) ||
+        entry->tokens > GW_READY_TOKENS)
+        return zero_fail(z, GW_E_INVALID, rank,
+                         "rank %u declared a gradient with flags %#x and %u tokens", rank,
+                         entry->flags, entry->tokens);
+    for (uint32_t i = 0; i < entry->tokens; i++) {
+        if (entry->timeline[i] >= GW_TIMELINES_MAX)
+            return zero_fail(z, GW_E_INVALID, rank,
+                             "rank %u declared a gradient that waits for its timeline %u, of %u",
+                             rank, entry->timeline[i], GW_TIMELINES_MAX);
+    }
+    return 0;
+}
+
 /* RUNNING and REPLACE put the sum in different places. */
 static int check_style(struct zero *z, uint32_t rank, uint32_t bucket,
                        const struct wire_ready_entry *what)
@@ -202,7 +217,7 @@ static int check_style(struct zero *z, uint32_t rank, uint32_t bucket,
     struct zero_entry *entry = zero_entry(z, rank, bucket);
     uint8_t style = what->flags & GW_GRAD_RUNNING ? STYLE_RUNNING : STYLE_REPLACE;
 
-    if (style == STYLE_RUNNING && !z->memory.local)
+    if (style == STYLE_RUNNING && !z->local)
         return fail_piece(z, GW_E_STATE, rank, what,
                           "was declared RUNNING, which needs accumulate=local");
     if (entry->style != STYLE_NONE && entry->style != style)
@@ -216,9 +231,9 @@ static int check_buffer(struct zero *z, uint32_t rank, uint32_t bucket, uint32_t
 {
     const struct zero_entry *entry = zero_entry(z, rank, bucket);
 
-    if (z->memory.ring)
+    if (z->ring)
         return slot_use(z, rank, bucket, slot);
-    if (z->memory.local || entry->closed <= z->launched[bucket] ||
+    if (z->local || entry->closed <= z->launched[bucket] ||
         !*zero_contribution(z, rank, bucket, entry->closed - 1))
         return 0;
     return zero_fail(z, GW_E_BUSY, rank,
@@ -231,7 +246,7 @@ static int add_tokens(struct zero *z, uint32_t rank, uint32_t bucket,
                       const struct wire_ready_entry *entry)
 {
     struct zero_tokens *tokens =
-        zero_tokens(z, rank, z->memory.ring ? entry->slot : bucket);
+        zero_tokens(z, rank, z->ring ? entry->slot : bucket);
 
     for (uint32_t i = 0; i < entry->tokens; i++) {
         uint32_t at = 0;
@@ -312,7 +327,7 @@ static bool must_wait(const struct zero *z, uint32_t rank, const struct wire_rea
         return false; /* refused later */
     piece = layout_params(z->layout)[what->param].first_piece + what->piece;
     bucket = layout_pieces(z->layout)[piece].bucket;
-    return grad_unlaunched(z, rank, bucket, false);
+    return zero_member(z, bucket, rank) && grad_unlaunched(z, rank, bucket, false);
 }
 
 bool grad_unlaunched(const struct zero *z, uint32_t rank, uint32_t bucket, bool before)
@@ -328,7 +343,7 @@ int grad_ready(struct zero *z, uint32_t rank, const struct wire_ready_entry *ent
 {
     int r = 0;
 
-    for (uint32_t i = 0; i < count && z->ordered && !z->memory.ring && !z->memory.local; i++) {
+    for (uint32_t i = 0; i < count && z->ordered && !z->ring && !z->local; i++) {
         if (must_wait(z, rank, &entries[i]))
             return 1;
     }
@@ -348,16 +363,27 @@ static bool micro_steps_fit(const struct zero *z, const struct zero_rank *mine,
     return !ends || other->micro <= mine->micro;
 }
 
+/* A bucket that two ranks reduce together; UINT32_MAX: there is none. */
+static uint32_t common_bucket(const struct zero *z, uint32_t rank, uint32_t other)
+{
+    for (uint32_t g = 0; g < z->group_count; g++) {
+        if (zero_in(z, g, rank) && zero_in(z, g, other))
+            return z->groups[g].order[0];
+    }
+    return UINT32_MAX;
+}
+
 /* Ranks that make different numbers of micro-steps would wait for each other for ever. */
 static int check_micro_steps(struct zero *z, uint32_t rank, bool ends)
 {
     const struct zero_rank *mine = &z->ranks[rank];
 
-    for (uint32_t q = 0; q < z->world && z->buckets; q++) {
+    for (uint32_t q = 0; q < z->world; q++) {
         const struct zero_rank *other = &z->ranks[q];
+        uint32_t bucket = common_bucket(z, rank, q);
         bool ended = other->ended > z->step;
 
-        if (q == rank || micro_steps_fit(z, mine, other, ends))
+        if (q == rank || bucket == UINT32_MAX || micro_steps_fit(z, mine, other, ends))
             continue;
         return zero_fail(z, GW_E_MISMATCH, rank,
                          "rank %u %s micro-step %u of step %llu, but rank %u %s %u: bucket %u "
@@ -365,15 +391,15 @@ static int check_micro_steps(struct zero *z, uint32_t rank, bool ends)
                          "micro-steps",
                          rank, ends ? "ended the step with" : "is in", mine->micro + 1,
                          (unsigned long long)z->step + 1, q, ended ? "ended it with" : "is in",
-                         other->micro + 1, z->order[0]);
+                         other->micro + 1, bucket);
     }
     return 0;
 }
 
-static void close_all(struct zero *z, uint32_t rank, bool last)
+static void close_group(struct zero *z, const struct zero_group *group, uint32_t rank, bool last)
 {
-    for (uint32_t i = 0; i < z->buckets; i++) {
-        uint32_t b = z->order[i];
+    for (uint32_t i = 0; i < group->buckets; i++) {
+        uint32_t b = group->order[i];
         struct zero_entry *entry = zero_entry(z, rank, b);
 
         if (entry->done)
@@ -385,26 +411,42 @@ static void close_all(struct zero *z, uint32_t rank, bool last)
     }
 }
 
+static void close_all(struct zero *z, uint32_t rank, bool last)
+{
+    for (uint32_t g = 0; g < z->group_count; g++) {
+        if (zero_in(z, g, rank))
+            close_group(z, &z->groups[g], rank, last);
+    }
+}
+
+static void begin_micro_step(struct zero *z, uint32_t rank)
+{
+    uint32_t micro = ++z->ranks[rank].micro;
+
+    for (uint32_t g = 0; g < z->group_count; g++) {
+        if (zero_in(z, g, rank) && micro > z->groups[g].micro_max)
+            z->groups[g].micro_max = micro;
+    }
+    reset_micro_step(z, rank);
+}
+
 int grad_micro_end(struct zero *z, uint32_t rank)
 {
     struct zero_rank *mine = &z->ranks[rank];
 
     z->declared |= ZERO_BIT(rank);
-    if (mine->micro + 1 >= z->memory.micro_steps)
+    if (mine->micro + 1 >= z->micro_steps)
         return zero_fail(z, GW_E_STATE, rank,
                          "rank %u ended micro-step %u of step %llu, but the job was sealed with %u "
                          "micro-steps: end the step instead", rank, mine->micro + 1,
-                         (unsigned long long)z->step + 1, z->memory.micro_steps);
+                         (unsigned long long)z->step + 1, z->micro_steps);
     close_all(z, rank, false);
-    for (uint32_t b = 0; b < z->buckets && z->memory.local; b++) {
+    for (uint32_t b = 0; b < z->buckets && z->local; b++) {
         struct zero_entry *entry = zero_entry(z, rank, b);
         if (entry->closed_now && !entry->done)
             launch_consumed(z, rank, b);
     }
-    mine->micro++;
-    if (mine->micro > z->micro_max)
-        z->micro_max = mine->micro;
-    reset_micro_step(z, rank);
+    begin_micro_step(z, rank);
     return check_micro_steps(z, rank, false);
 }
 
@@ -418,6 +460,8 @@ static int check_unused(struct zero *z, uint32_t rank)
     for (uint32_t p = 0; p < z->params; p++) {
         bool lacks = false;
 
+        if (!(z->ranks[rank].groups >> params[p].group & 1))
+            continue;
         for (uint32_t i = 0; i < params[p].pieces; i++)
             lacks |= !(*zero_piece_bits(z, rank, params[p].first_piece + i) & PIECE_EVER);
         if (!lacks)

@@ -3,10 +3,13 @@
  * State of the ZeRO layer, shared by daemon/core/zero*.c and nobody else. One thread (the core's).
  *
  *   zero.c          set-up, events, backlog of ranks that run ahead, the pump
+ *   zero_group.c    groups of ranks: their buckets, launch orders, gates; parts of gathers
+ *   zero_place.c    where things lie, as references
  *   zero_grad.c     ledger: pieces -> contributions, micro-step and step end
- *   zero_launch.c   reductions in launch order, local adds, zero fills, their signals
+ *   zero_launch.c   local adds, zero fills, signals that give buffers back
+ *   zero_reduce.c   reductions in launch order; hybrid sharding's second half
  *   zero_slot.c     ring slots: who holds them, ACQUIRE, overflow
- *   zero_step.c     verdict, update windows, versions, gathers of stages 1-2
+ *   zero_step.c     verdict, update windows, commits, gathers that follow a version
  *   zero_fetch.c    fetch and release in all stages
  *   zero_measure.c  MEASURE
  *   zero_io.c       PARAM_IO
@@ -16,8 +19,10 @@
  *
  * Steps count from 1. `step` is the number of steps that every rank has ended; the ledger holds
  * step + 1. A rank that has ended it already is ahead: its next gradients wait in its backlog.
- * `gate` is the number of steps that every rank has resolved (committed or skipped): parameters of
- * step gate + 1 may be gathered, and reductions of step gate + 1 may write to shards.
+ * A group's `gate` is the number of steps that all its members have resolved (committed or
+ * skipped): its parameters of step gate + 1 may be gathered, and reductions of its buckets in step
+ * gate + 1 may write to shards. Groups launch what they launch in orders of their own: none waits
+ * for another's members. Common to all are a step's end, with its verdict, and update windows.
  *
  * All this counts declarations. What a rank declares its streams may do later; so a declaration
  * carries tokens, and the ops that it lets go wait for them, on their streams (zero_tokens.c). An
@@ -25,7 +30,11 @@
  * first, and they would wait for each other.
  *
  * Ops of one stream run in order wherever they have a rank in common; others may overtake each
- * other. So who needs all that the REDUCE stream did waits for the last op of each rank there.
+ * other. So who needs all that the REDUCE stream did waits for the last op of each rank there, and
+ * what an op there waits for beyond it is waited for once per rank.
+ *
+ * Hybrid sharding (group->shard_ranks < count): a contribution is reduced within each run of
+ * shard_ranks members; once no more comes, each slice is summed between the runs (zero_reduce.c).
  */
 #ifndef GW_CORE_ZERO_INTERNAL_H
 #define GW_CORE_ZERO_INTERNAL_H
@@ -33,9 +42,9 @@
 #include "daemon/base/intervals.h"
 #include "daemon/base/text.h"
 #include "daemon/core/edges.h"
-#include "daemon/core/memory.h"
 #include "daemon/core/prefetch.h"
 #include "daemon/core/zero.h"
+#include "proto/place.h"
 
 #define ZERO_TOKENS 8u       /* different timelines of one contribution */
 #define ZERO_BACKLOG 4096u   /* events of a rank that is ahead; and its fetches in waiting */
@@ -69,6 +78,37 @@ struct zero_entry {
     uint64_t consumed; /* cumulative: value of the BUCKET word once all launched ops are done */
     uint64_t last_op;  /* the last op that touches the rank's contribution */
     uint64_t gather_op; /* stages 1-2: last gather of the bucket for the rank */
+};
+
+/* A group of the layout. Without buckets it is idle. */
+struct zero_group {
+    const uint32_t *ranks; /* in its order */
+    uint32_t count;
+    uint32_t shard_ranks; /* owners of one copy of the shards */
+    uint64_t mask;
+    float scale;
+    bool rounds; /* some of its parameters are not fp32: their masters are rounded at a commit */
+    uint32_t buckets;
+    uint32_t *order, *recorded; /* bucket ids: launch order; its first member's in this step */
+    uint32_t recorded_count;
+    uint32_t pos_m, pos_i; /* next in launch order */
+    uint32_t finals;       /* hybrid: buckets of the order that need no more for this step */
+    uint32_t micro_max;    /* of all members, in the ledger's step */
+    uint64_t digest;
+    uint64_t gate;
+    uint64_t committed; /* highest step that some member has committed */
+    uint64_t commits;   /* of all members, ever */
+    uint64_t gathered;  /* highest step whose gathers of stages 1-2, or of persistent parameters,
+                         * are launched */
+    uint64_t fresh;     /* members whose persistent parameters are gathered and not written since */
+};
+
+/* What one GATHER brings: buckets of one group that follow each other. Stages 1-2: one bucket;
+ * stage 3: those of a fetch unit. */
+struct zero_part {
+    uint32_t first_bucket, buckets;
+    uint32_t group;
+    uint32_t fetch_unit;
 };
 
 /* Contribution m of all ranks to one bucket. */
@@ -129,6 +169,10 @@ struct zero_rank {
     enum update_state update; /* of step `ended` */
     bool skipped;      /* that update */
     uint64_t update_told; /* value of its board's update word */
+    const struct place *place;
+    uint64_t groups;       /* with buckets, that it is in: a bit per group */
+    uint32_t own_buckets;  /* of these groups */
+    uint32_t dtypes;       /* of their parameters: a bit per dtype */
     uint32_t micro;    /* micro-step of the open step, from 0 */
     uint32_t open_buckets;   /* contributions not yet declared in this micro-step */
     uint32_t undone_buckets; /* buckets that are not done */
@@ -161,20 +205,23 @@ struct zero_rank {
     uint64_t released[GW_TIMELINES_MAX]; /* of all releases served: the highest values */
     uint64_t gather_waits[GW_TIMELINES_MAX]; /* what of these its GATHER stream waits for */
     uint64_t said[GW_TIMELINES_MAX];     /* of all declarations */
-    uint64_t gather_commits; /* commits (their count) that its GATHER stream waits for */
-    uint64_t commit_op;      /* done when the last commit's tokens are reached */
-    uint64_t gather_op;      /* its last gather */
+    uint64_t commit_op;      /* done when the last commit's tokens are reached, masters rounded */
+    uint64_t cast_op;        /* the last that rounds its masters */
+    uint64_t gather_op;      /* the last op of its GATHER stream that reads or rounds shards */
+    uint64_t persist_op;     /* its last gather of persistent parameters */
     uint64_t reduce_op;      /* the last op of the REDUCE stream that touches its memory */
+    uint64_t shards_waited;  /* REDUCE stream: steps for whose resolving by this rank it waits */
+    uint64_t verdict_seen;   /* REDUCE stream: the verdict that its ops with this rank come after */
     bool late_update;        /* it began an update after the generation had broken */
     struct prefetch *plan; /* stage 3 */
 };
 
-enum flight_kind { FLIGHT_REDUCE, FLIGHT_GATHER, FLIGHT_OTHER, FLIGHT_MEASURE };
+enum flight_kind { FLIGHT_REDUCE, FLIGHT_GATHER, FLIGHT_CAST, FLIGHT_OTHER, FLIGHT_MEASURE };
 
 struct zero_flight { /* an op that was launched and is not known to be done */
     uint64_t id;
     uint64_t step;
-    uint32_t rank;  /* GATHER */
+    uint64_t ranks; /* that take part */
     uint32_t index; /* MEASURE: which of a pass's ops */
     uint8_t kind;
 };
@@ -190,14 +237,18 @@ struct zero_measure {
 struct zero {
     const struct layout *layout;
     struct effects *effects;
-    struct memory memory;
     struct wire_seal options;
+    uint32_t stage, micro_steps, ring_slots;
+    bool local;  /* accumulate=local */
+    bool ring;   /* contributions lie in slots of RING and OVERFLOW */
+    bool mapped; /* stage 3, gather=mapped */
     uint64_t drop;      /* edges left out */
     uint32_t world;
     uint64_t everyone;  /* a bit per rank */
     bool ordered;       /* clients order by streams: what they declare comes to pass later */
-    float scale;
     uint32_t buckets, pieces, params, units, fetch_units;
+    const struct gw_layout_bucket *bucket_table;
+    uint32_t persistent_parts; /* the first ones: gathered to stay */
     uint32_t depth;     /* contributions of a rank kept per bucket and step: micro_steps, or 1 */
     uint32_t token_keys; /* per rank: slots or buckets */
     uint32_t slots;      /* per rank, overflow included */
@@ -206,6 +257,18 @@ struct zero {
     bool no_memory;      /* something could not be remembered: the engine must end */
     uint64_t now_ns;
     const struct wire_after *closing; /* tokens of the message that is being handled */
+
+    struct zero_group *groups;
+    uint32_t group_count;
+    uint32_t *positions;   /* group x rank: place in the group; UINT32_MAX: none */
+    uint32_t *orders[2];   /* bucket ids: what the groups' order and recorded lie in */
+    struct zero_part *parts;
+    uint32_t part_count;
+    uint32_t *unit_parts;  /* stage 3: first part of each fetch unit, and the end */
+    uint64_t *gather_commits; /* rank x group: commits that its GATHER stream waits for */
+    struct place **places; /* one for each set of groups that some rank is in */
+    uint64_t *place_groups;
+    uint32_t place_count;
 
     struct zero_rank *ranks;
     uint8_t *piece_bits;       /* rank x piece */
@@ -220,30 +283,22 @@ struct zero {
     uint8_t *zeroed;           /* bucket: was set to zero instead */
     uint8_t *used_bits;
     uint32_t used_params;
-    uint32_t *order, *recorded; /* bucket ids: launch order; rank 0's in this step */
-    uint32_t recorded_count;
     uint64_t *unit_fetches;    /* rank x unit, cumulative: served */
     uint32_t *unit_held;       /* rank x unit */
     uint64_t *unit_gather;     /* rank x fetch unit, stage 3: last gather op */
 
-    uint64_t step, gate;
+    uint64_t step;
     uint64_t declared;         /* ranks that declared anything in the ledger's step */
-    uint32_t micro_max;        /* of all ranks, in the ledger's step */
-    uint32_t pos_m, pos_i;     /* next in launch order */
-    uint64_t digest;
-    uint64_t verdict_op;       /* last verdict; 0 once a reduction waits for it */
+    uint64_t verdict_op;       /* last verdict */
     uint64_t update_open;      /* steps whose update windows are open to who has begun */
     uint64_t committed;        /* highest step that some rank has committed */
-    uint64_t commits;          /* of all ranks, ever */
-    uint64_t shards_waited;    /* REDUCE stream: steps whose resolving it waits for */
     uint64_t quiet_op;         /* waits for everything that was declared */
     bool loud;                 /* something was declared with tokens since */
-    uint64_t gathered;         /* stages 1-2: highest step whose gathers are launched */
 
     struct zero_flight *flights; /* by id & (flight_room - 1) */
     uint64_t flight_room;
     uint32_t flight_count;
-    uint32_t gathers_in_flight;
+    uint32_t moves_in_flight; /* ops that read or write parameters */
     struct zero_measure measure;
 };
 
@@ -280,6 +335,32 @@ static inline struct zero_slot *zero_slot(const struct zero *z, uint32_t rank, u
     return &z->slot_table[(size_t)rank * z->slots + slot];
 }
 
+/* The rank is in the group, which has buckets. */
+static inline bool zero_in(const struct zero *z, uint32_t group, uint32_t rank)
+{
+    return z->ranks[rank].groups >> group & 1;
+}
+
+static inline struct zero_group *zero_group_of(const struct zero *z, uint32_t bucket)
+{
+    return &z->groups[z->bucket_table[bucket].group];
+}
+
+static inline bool zero_member(const struct zero *z, uint32_t bucket, uint32_t rank)
+{
+    return zero_in(z, z->bucket_table[bucket].group, rank);
+}
+
+static inline uint32_t zero_position(const struct zero *z, uint32_t group, uint32_t rank)
+{
+    return z->positions[(size_t)group * z->world + rank];
+}
+
+static inline bool zero_hybrid(const struct zero_group *group)
+{
+    return group->shard_ranks < group->count;
+}
+
 static inline bool zero_edge(const struct zero *z, enum edge edge)
 {
     return edge_kept(z->drop, edge);
@@ -306,6 +387,33 @@ void zero_queue_drop(struct zero_queue *queue);
 /* Everything that has become possible is launched. */
 int zero_pump(struct zero *z);
 
+/* ---- zero_group.c ---------------------------------------------------------------------------- */
+
+int groups_init(struct zero *z);
+void groups_free(struct zero *z);
+/* Launch orders as in the first step. */
+void groups_first_order(struct zero *z);
+/* What of a group belongs to the ledger's step. */
+void groups_reset_step(struct zero *z);
+/* The first member of the rank's run of owners. */
+uint32_t groups_run(const struct zero *z, uint32_t group, uint32_t rank);
+/* Ranks that have buckets in common with this one, itself included. */
+uint64_t groups_neighbours(const struct zero *z, uint32_t rank);
+/* Steps that all of the rank's groups have resolved. */
+uint64_t groups_rank_gate(const struct zero *z, uint32_t rank);
+void groups_committed(struct zero *z, uint32_t rank, uint64_t step);
+/* All contributions of the ledger's step that there are so far are launched. */
+bool groups_complete(const struct zero *z, const struct zero_group *group);
+
+/* ---- zero_place.c ---------------------------------------------------------------------------- */
+
+struct core_ref place_of_grads(const struct zero *z, uint32_t bucket, uint32_t rank);
+struct core_ref place_of_acc(const struct zero *z, uint32_t bucket, uint32_t rank);
+struct core_ref place_of_slot(const struct zero *z, uint32_t slot, uint32_t rank);
+/* Stage 0: of the whole bucket; else of the rank's slice. */
+struct core_ref place_of_reduced(const struct zero *z, uint32_t bucket, uint32_t rank);
+struct core_ref place_of_params(const struct zero *z, uint32_t bucket, uint32_t rank);
+
 /* ---- zero_tokens.c --------------------------------------------------------------------------- */
 
 /* A rank declares something with tokens. */
@@ -315,9 +423,9 @@ bool tokens_room(struct zero *z, struct core_op *op, size_t count);
 void tokens_add(struct core_op *op, uint32_t rank, const struct wire_after *after);
 /* A release was served: its memory may be taken once the tokens are reached. */
 void tokens_release(struct zero *z, uint32_t rank, const struct wire_after *after);
-/* Of an op on the rank's GATHER stream: what it reads is committed, what it overwrites is read. */
-void tokens_gather(struct zero *z, struct core_op *op, uint32_t rank);
-/* Of an op that writes to reduced gradients: of all ranks, once per step; of one rank. */
+/* Of a gather: what it reads is committed, and rounded; what it overwrites is read. */
+void tokens_gather(struct zero *z, struct core_op *op, uint32_t group);
+/* Of an op that writes to reduced gradients: of its members, once per step; of one rank. */
 void tokens_shards(struct zero *z, struct core_op *op);
 void tokens_shard(struct zero *z, struct core_op *op, uint32_t rank);
 /* Of an op that fills up a contribution with zeros: what the declaration that closed it said. */
@@ -344,15 +452,31 @@ int grad_step_end(struct zero *z, uint32_t rank);
 
 /* ---- zero_launch.c --------------------------------------------------------------------------- */
 
-/* ZERO ops over the pieces of a bucket that lack `bit`, and over its padding if `tail`. */
+/* ZERO ops over the pieces of a bucket that lack `bit`, and over its padding if `tail`, where its
+ * gradients lie. */
 void launch_zero_fill(struct zero *z, uint32_t rank, uint32_t bucket, uint8_t bit,
                       struct core_ref base, bool tail);
 /* Adds the rank's GRADS of a bucket to its ACC. */
 void launch_local_add(struct zero *z, uint32_t rank, uint32_t bucket);
 /* Raises the rank's BUCKET word once last_op is done: its contribution was consumed. */
 void launch_consumed(struct zero *z, uint32_t rank, uint32_t bucket);
-/* Zeroes the reduced gradient of a bucket; consumed: and raises every rank's BUCKET word. */
+/* Counts one more contribution as consumed; who raises the word? The caller. */
+struct core_signal launch_bucket_signal(struct zero *z, uint32_t rank, uint32_t bucket);
+/* Waits of an op of a contribution, in `waits` (NULL, or room for them), for its tokens, which are
+ * then forgotten. */
+void launch_waits(struct zero *z, struct core_op *op, struct core_token *waits, uint32_t rank,
+                  struct zero_tokens *tokens);
+/* Zeroes the reduced gradient of a bucket; consumed: and raises its members' BUCKET words. */
 void launch_zero_reduced(struct zero *z, uint32_t bucket, bool consumed);
+
+/* ---- zero_reduce.c --------------------------------------------------------------------------- */
+
+/* Sums over the members from position `first` on: one per run of a group (flat: of all); between
+ * runs, of slice `first`. Without inputs, outputs and what they wait for. */
+struct core_op *reduce_within_op(struct zero *z, uint32_t bucket, uint32_t first,
+                                 enum flight_kind flight);
+struct core_op *reduce_between_op(struct zero *z, uint32_t bucket, uint32_t slice,
+                                  enum flight_kind flight);
 /* Launches what the order allows. True: something was. */
 bool launch_reductions(struct zero *z);
 /* All of the ledger's step is launched. */
@@ -377,10 +501,12 @@ int step_update_begin(struct zero *z, uint32_t rank);
 int step_update_commit(struct zero *z, uint32_t rank, const struct wire_after *after);
 /* Steps that every rank has resolved. */
 uint64_t step_resolved(const struct zero *z);
-/* Raises gate; launches the gathers of stages 1-2. True: something changed. */
+/* Raises gates; launches gathers that follow a version. True: something changed. */
 bool step_gate(struct zero *z);
-/* Stages 1-2: every rank's replica gets the slices that the other owners have updated. */
-void step_gather_all(struct zero *z, uint64_t step, bool counted);
+/* Stages 1-2: every member's replica gets the slices that the other owners have updated. */
+void step_gather_all(struct zero *z, uint32_t group, uint64_t step, bool counted);
+/* The rank's masters, rounded, become what is gathered; once `after` is reached. */
+void step_cast(struct zero *z, uint32_t rank, const struct wire_after *after);
 /* Closes the ledger's step when every rank has ended it. */
 bool step_close(struct zero *z);
 /* Opens the update windows of the step that all have ended. True: some. */
@@ -394,9 +520,13 @@ int fetch_step_end(struct zero *z, uint32_t rank);
 int fetch_pump(struct zero *z);
 /* The name of some unit that the rank holds. */
 const char *fetch_held_name(const struct zero *z, uint32_t rank);
-/* Gather of a fetch unit, for the rank's plan or a measurement. */
-struct core_op *fetch_gather_op(struct zero *z, uint32_t rank, uint32_t fetch_unit,
-                                uint64_t offset_bytes, enum flight_kind flight);
+/* One part of a gather, for the rank. Stage 3: its fetch unit lies at offset_bytes of the POOL. */
+struct core_op *fetch_part_op(struct zero *z, uint32_t rank, uint32_t part, uint64_t offset_bytes,
+                              enum flight_kind flight);
+/* Stage 3: all of the rank's persistent parameters of a group. */
+void fetch_persistent(struct zero *z, uint32_t rank, uint32_t group, uint64_t step, bool counted);
+/* Bytes of the POOL that persistent parameters take. */
+uint64_t fetch_persistent_bytes(const struct zero *z, uint32_t rank);
 
 /* ---- zero_measure.c, zero_io.c --------------------------------------------------------------- */
 
@@ -411,9 +541,11 @@ uint64_t zero_busy(const struct zero *z, struct text *why);
 
 /* ---- zero_ops.c ------------------------------------------------------------------------------ */
 
-/* A LAUNCH effect with id, members = all ranks, now as ready time; remembered as in flight. */
+/* A LAUNCH effect with id, members = all ranks, now as ready time; remembered as in flight. For
+ * some ranks: `members` outlive the op. */
 struct core_op *ops_new(struct zero *z, enum core_op_kind kind, enum core_stream stream,
                         enum gw_kind traffic, enum flight_kind flight);
+void ops_members(struct zero *z, struct core_op *op, const uint32_t *members, uint32_t count);
 /* Record of an op in flight; NULL: done, or never known. */
 struct zero_flight *ops_flight(const struct zero *z, uint64_t op);
 /* Arrays of the op made last; NULL where memory is lacking (effects_failed then). */
@@ -426,7 +558,10 @@ struct core_op *ops_barrier(struct zero *z, enum core_stream stream, const uint3
                             uint32_t count);
 /* Signal after an op, or now if it is 0 or done. */
 void ops_signal(struct zero *z, struct core_signal signal, uint64_t after_op);
-void ops_payload(const struct zero *z, struct core_op *op, uint32_t first_bucket, uint32_t count);
+/* Of whole buckets, as parameters or as gradients. */
+enum ops_of { OPS_OF_PARAMS, OPS_OF_GRADS };
+void ops_payload(const struct zero *z, struct core_op *op, enum ops_of what, uint32_t first_bucket,
+                 uint32_t count);
 int ops_init(struct zero *z);
 void ops_reset(struct zero *z);
 void ops_free(struct zero *z);

@@ -45,7 +45,7 @@ static bool updates_open(const struct zero *z)
         if (z->ranks[r].update == UPDATE_BEGUN)
             return true;
     }
-    return z->committed > z->gate;
+    return z->committed > step_resolved(z);
 }
 
 static bool sound(const struct zero *z, const struct wire_msg *msg)
@@ -55,7 +55,7 @@ static bool sound(const struct zero *z, const struct wire_msg *msg)
     if (msg->u.param_io.param >= z->params)
         return false;
     numel = layout_params(z->layout)[msg->u.param_io.param].numel;
-    return offset <= numel && count <= numel - offset && count <= GW_STAGING_BYTES / MEMORY_FLOAT;
+    return offset <= numel && count <= numel - offset && count <= GW_STAGING_BYTES / sizeof(float);
 }
 
 /* 0: now; 1: later; < 0: refused, why is in *why. */
@@ -72,7 +72,16 @@ static int allowed(struct zero *z, uint32_t rank, struct text *why)
         text_add(why, ": parameters are written and read between steps only, with no unit fetched");
         return GW_E_STATE;
     }
-    return updates_open(z) || z->gathers_in_flight || z->measure.running || !tokens_quiet(z);
+    return updates_open(z) || z->moves_in_flight || z->measure.running || !tokens_quiet(z);
+}
+
+/* What is gathered of a persistent parameter does not hold what is written now. */
+static void note_write(struct zero *z, uint32_t param)
+{
+    const struct gw_layout_param *at = &layout_params(z->layout)[param];
+
+    if (at->persistent)
+        z->groups[at->group].fresh = 0;
 }
 
 /* True: served or refused. */
@@ -92,6 +101,8 @@ static bool try_rank(struct zero *z, uint32_t rank)
         zero_reply(z, rank, mine->io.request, r, "%s", line);
         return true;
     }
+    if (mine->io.write)
+        note_write(z, mine->io.param);
     effect = effects_add(z->effects, CORE_EFF_PARAM_IO);
     effect->rank = rank;
     effect->io.write = mine->io.write;

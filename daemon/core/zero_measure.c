@@ -6,7 +6,8 @@
  * where gradients will be overwritten, gathers bring what is there already. Pure; one thread.
  *
  * comm_alone of a rank: for one step, the median of each of its ops, as often as a step runs it
- * (reductions once per micro-step under accumulate=shard; a fetch unit's gather twice in stage 3).
+ * (reductions once per micro-step under accumulate=shard, but for those between runs; a fetch
+ * unit's gather twice in stage 3, persistent parameters' once).
  */
 #include "daemon/core/zero_internal.h"
 
@@ -16,9 +17,24 @@
 
 /* ---- one pass -------------------------------------------------------------------------------- */
 
-static uint32_t gathers_per_rank(const struct zero *z)
+/* Ops of one bucket's reduction: one per run, and for each slice one between the runs. */
+static uint32_t runs_of(const struct zero_group *group)
 {
-    return z->memory.stage == 0 ? 0 : z->memory.stage == 3 ? z->fetch_units : z->buckets;
+    return group->count / group->shard_ranks;
+}
+
+static uint32_t reductions_of(const struct zero_group *group)
+{
+    return zero_hybrid(group) ? runs_of(group) + group->shard_ranks : 1;
+}
+
+static uint32_t reductions(const struct zero *z)
+{
+    uint32_t count = 0;
+
+    for (uint32_t b = 0; b < z->buckets; b++)
+        count += reductions_of(zero_group_of(z, b));
+    return count;
 }
 
 static void sent(struct zero *z, struct core_op *op, uint32_t index)
@@ -32,59 +48,67 @@ static void sent(struct zero *z, struct core_op *op, uint32_t index)
     z->measure.in_flight++;
 }
 
-static void measure_reduction(struct zero *z, uint32_t bucket)
+static struct core_ref contribution(const struct zero *z, const struct core_op *op, uint32_t rank)
 {
-    bool full = z->memory.stage == 0;
-    struct core_op *op = ops_new(z, full ? CORE_OP_ALL_REDUCE : CORE_OP_REDUCE_SCATTER,
-                                 CORE_STREAM_REDUCE,
-                                 full ? GW_KIND_ALL_REDUCE : GW_KIND_REDUCE_SCATTER,
-                                 FLIGHT_MEASURE);
-    struct core_ref *in = ops_refs(z, z->world), *out = ops_refs(z, z->world);
+    if (z->ring)
+        return place_of_slot(z, op->bucket % z->ring_slots, rank);
+    return op->in_dtype == z->bucket_table[op->bucket].grad_dtype
+               ? place_of_grads(z, op->bucket, rank)
+               : place_of_acc(z, op->bucket, rank);
+}
 
-    ops_payload(z, op, bucket, 1);
-    op->scale = z->scale;
-    op->order = (uint8_t)z->options.order;
-    for (uint32_t r = 0; r < z->world && in && out; r++) {
-        in[r] = z->memory.ring ? memory_slot(&z->memory, bucket % z->memory.ring_slots, r)
-                               : memory_flat(&z->memory, GW_ARENA_GRADS, bucket, r);
-        out[r] = memory_reduced(&z->memory, bucket, r);
+static void fill_reduction(struct zero *z, struct core_op *op, bool within)
+{
+    struct core_ref *in = ops_refs(z, op->world), *out = ops_refs(z, op->world);
+
+    for (uint32_t i = 0; i < op->world && in && out; i++) {
+        out[i] = place_of_reduced(z, op->bucket, op->members[i]);
+        in[i] = within ? contribution(z, op, op->members[i]) : out[i];
     }
     op->in = in;
     op->out = out;
-    sent(z, op, bucket);
 }
 
-static void measure_gather(struct zero *z, uint32_t rank, uint32_t i, uint32_t index)
+static void measure_reduction(struct zero *z, uint32_t bucket, uint32_t index)
 {
-    struct core_ref *out;
+    const struct zero_group *group = zero_group_of(z, bucket);
     struct core_op *op;
 
-    if (z->memory.stage == 3) {
-        if (layout_fetch_units(z->layout)[i].buckets)
-            sent(z, fetch_gather_op(z, rank, i, 0, FLIGHT_MEASURE), index);
-        return;
+    for (uint32_t first = 0; first < group->count; first += group->shard_ranks) {
+        op = reduce_within_op(z, bucket, first, FLIGHT_MEASURE);
+        fill_reduction(z, op, true);
+        sent(z, op, index++);
     }
-    op = ops_new(z, CORE_OP_GATHER, CORE_STREAM_GATHER, GW_KIND_ALL_GATHER, FLIGHT_MEASURE);
-    out = ops_refs(z, 1);
-    ops_payload(z, op, i, 1);
-    op->rank = rank;
-    op->in_place_skip = 1;
-    op->out = out;
-    if (out)
-        *out = memory_flat(&z->memory, GW_ARENA_PARAMS, i, rank);
-    sent(z, op, index);
+    for (uint32_t i = 0; i < group->shard_ranks && zero_hybrid(group); i++) {
+        op = reduce_between_op(z, bucket, i, FLIGHT_MEASURE);
+        fill_reduction(z, op, false);
+        sent(z, op, index++);
+    }
+}
+
+static void measure_gathers(struct zero *z, uint32_t rank)
+{
+    uint32_t index = z->measure.reductions + rank * z->part_count;
+
+    for (uint32_t part = 0; part < z->part_count; part++, index++) {
+        bool persistent = part < z->persistent_parts;
+        uint64_t offset = persistent ? 0 : fetch_persistent_bytes(z, rank);
+
+        if (zero_in(z, z->parts[part].group, rank))
+            sent(z, fetch_part_op(z, rank, part, offset, FLIGHT_MEASURE), index);
+    }
 }
 
 static void launch_half(struct zero *z)
 {
-    uint32_t each = gathers_per_rank(z);
+    uint32_t index = 0;
 
-    for (uint32_t b = 0; b < z->buckets && !z->measure.gathers; b++)
-        measure_reduction(z, b);
-    for (uint32_t r = 0; r < z->world && z->measure.gathers; r++) {
-        for (uint32_t i = 0; i < each; i++)
-            measure_gather(z, r, i, z->measure.reductions + r * each + i);
+    for (uint32_t b = 0; b < z->buckets && !z->measure.gathers; b++) {
+        measure_reduction(z, b, index);
+        index += reductions_of(zero_group_of(z, b));
     }
+    for (uint32_t r = 0; r < z->world && z->measure.gathers; r++)
+        measure_gathers(z, r);
 }
 
 /* ---- result ---------------------------------------------------------------------------------- */
@@ -96,12 +120,40 @@ static uint64_t median(const uint64_t of[ZERO_PASSES])
     return of[2] < low ? low : of[2] > high ? high : of[2];
 }
 
-static uint64_t sum_of_medians(const struct zero *z, uint32_t first, uint32_t count)
+static uint64_t median_of(const struct zero *z, uint32_t index)
+{
+    return median(&z->measure.durations_ns[(size_t)index * ZERO_PASSES]);
+}
+
+/* The rank's reductions of one step. */
+static uint64_t reduce_ns(const struct zero *z, uint32_t rank)
 {
     uint64_t sum = 0;
+    uint32_t index = 0;
 
-    for (uint32_t i = first; i < first + count; i++)
-        sum += median(&z->measure.durations_ns[(size_t)i * ZERO_PASSES]);
+    for (uint32_t b = 0; b < z->buckets; b++) {
+        const struct zero_group *group = zero_group_of(z, b);
+        uint32_t position = zero_position(z, z->bucket_table[b].group, rank);
+
+        if (position != UINT32_MAX) {
+            sum += median_of(z, index + position / group->shard_ranks) *
+                   (z->local ? 1 : z->micro_steps);
+            if (zero_hybrid(group))
+                sum += median_of(z, index + runs_of(group) + position % group->shard_ranks);
+        }
+        index += reductions_of(group);
+    }
+    return sum;
+}
+
+static uint64_t gather_ns(const struct zero *z, uint32_t rank)
+{
+    uint32_t first = z->measure.reductions + rank * z->part_count;
+    uint64_t sum = 0;
+
+    for (uint32_t part = 0; part < z->part_count; part++)
+        sum += median_of(z, first + part) *
+               (z->stage == 3 && part >= z->persistent_parts ? FETCHES_PER_STEP : 1);
     return sum;
 }
 
@@ -117,16 +169,8 @@ static void answer_all(struct zero *z, int code, const char *text)
 
 static void finish(struct zero *z)
 {
-    uint32_t each = gathers_per_rank(z), reductions = z->measure.reductions;
-    uint64_t reduce = sum_of_medians(z, 0, reductions);
-
-    if (!z->memory.local)
-        reduce *= z->memory.micro_steps;
-    for (uint32_t r = 0; r < z->world; r++) {
-        uint64_t gather = sum_of_medians(z, reductions + r * each, each);
-        z->ranks[r].comm_alone_ns =
-            reduce + gather * (z->memory.stage == 3 ? FETCHES_PER_STEP : 1);
-    }
+    for (uint32_t r = 0; r < z->world; r++)
+        z->ranks[r].comm_alone_ns = reduce_ns(z, r) + gather_ns(z, r);
     measure_reset(z);
     answer_all(z, 0, "");
 }
@@ -154,7 +198,7 @@ void measure_reset(struct zero *z)
 
 static bool begin(struct zero *z)
 {
-    uint64_t ops = z->buckets + (uint64_t)z->world * gathers_per_rank(z);
+    uint64_t ops = reductions(z) + (uint64_t)z->world * z->part_count;
 
     z->measure.durations_ns = calloc(ops * ZERO_PASSES + 1, sizeof(uint64_t));
     if (!z->measure.durations_ns) {
@@ -162,7 +206,7 @@ static bool begin(struct zero *z)
         return false;
     }
     z->measure.running = true;
-    z->measure.reductions = z->buckets;
+    z->measure.reductions = reductions(z);
     launch_half(z);
     return true;
 }

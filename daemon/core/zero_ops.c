@@ -54,10 +54,10 @@ static void flight_add(struct zero *z, uint64_t id, enum flight_kind kind)
             return;
         }
     }
-    *flight_place(z, id) =
-        (struct zero_flight){.id = id, .step = z->step + 1, .kind = (uint8_t)kind};
+    *flight_place(z, id) = (struct zero_flight){
+        .id = id, .step = z->step + 1, .ranks = z->everyone, .kind = (uint8_t)kind};
     z->flight_count++;
-    z->gathers_in_flight += kind == FLIGHT_GATHER;
+    z->moves_in_flight += kind == FLIGHT_GATHER || kind == FLIGHT_CAST;
 }
 
 struct zero_flight *ops_flight(const struct zero *z, uint64_t op)
@@ -85,6 +85,19 @@ struct core_op *ops_new(struct zero *z, enum core_op_kind kind, enum core_stream
     op->step = z->step + 1;
     flight_add(z, op->id, flight);
     return op;
+}
+
+void ops_members(struct zero *z, struct core_op *op, const uint32_t *members, uint32_t count)
+{
+    struct zero_flight *flight = ops_flight(z, op->id);
+
+    op->members = members;
+    op->world = count;
+    if (!flight)
+        return;
+    flight->ranks = 0;
+    for (uint32_t i = 0; i < count; i++)
+        flight->ranks |= ZERO_BIT(members[i]);
 }
 
 struct core_ref *ops_refs(struct zero *z, uint32_t count)
@@ -129,8 +142,7 @@ struct core_op *ops_barrier(struct zero *z, enum core_stream stream, const uint3
     if (!mine)
         return op;
     memcpy(mine, members, count * sizeof(*mine));
-    op->members = mine;
-    op->world = count;
+    ops_members(z, op, mine, count);
     op->rank = members[0];
     return op;
 }
@@ -144,19 +156,22 @@ void ops_signal(struct zero *z, struct core_signal signal, uint64_t after_op)
 }
 
 /* nccl-tests' size of a collective over whole buckets: without padding, which stands beside it. */
-void ops_payload(const struct zero *z, struct core_op *op, uint32_t first_bucket, uint32_t count)
+void ops_payload(const struct zero *z, struct core_op *op, enum ops_of what, uint32_t first_bucket,
+                 uint32_t count)
 {
-    uint64_t numel = 0, padded = 0;
+    uint64_t padded = 0;
 
     for (uint32_t b = first_bucket; b < first_bucket + count; b++) {
-        numel += z->memory.buckets[b].numel;
-        padded += z->memory.buckets[b].padded_numel;
+        const struct gw_layout_bucket *at = &z->bucket_table[b];
+        uint32_t bytes = gw_dtype_bytes(what == OPS_OF_PARAMS ? at->dtype : at->grad_dtype);
+
+        padded += at->padded_numel;
+        op->payload_bytes += at->numel * bytes;
+        op->padding_bytes += (at->padded_numel - at->numel) * bytes;
     }
     op->bucket = first_bucket;
     op->bucket_count = count;
-    op->numel = padded / z->world;
-    op->payload_bytes = numel * MEMORY_FLOAT;
-    op->padding_bytes = (padded - numel) * MEMORY_FLOAT;
+    op->numel = padded / zero_group_of(z, first_bucket)->shard_ranks;
 }
 
 /* ---- times ----------------------------------------------------------------------------------- */
@@ -174,14 +189,16 @@ static void comm_add(struct zero_comm *comm, uint64_t step, uint64_t started_ns,
     intervals_add(comm->set[i], started_ns, done_ns);
 }
 
-/* Reductions and gathers are communication; local adds, zero fills and the verdict are not. */
+/* Reductions and gathers are communication; local adds, zero fills, casts, the verdict are not. */
 static void count_comm(struct zero *z, const struct zero_flight *flight, uint64_t started_ns,
                        uint64_t done_ns)
 {
-    if (flight->kind == FLIGHT_GATHER)
-        comm_add(&z->ranks[flight->rank].comm, flight->step, started_ns, done_ns);
-    for (uint32_t r = 0; r < z->world && flight->kind == FLIGHT_REDUCE; r++)
-        comm_add(&z->ranks[r].comm, flight->step, started_ns, done_ns);
+    if (flight->kind != FLIGHT_GATHER && flight->kind != FLIGHT_REDUCE)
+        return;
+    for (uint32_t r = 0; r < z->world; r++) {
+        if (flight->ranks & ZERO_BIT(r))
+            comm_add(&z->ranks[r].comm, flight->step, started_ns, done_ns);
+    }
 }
 
 void zero_op_done(struct zero *z, uint64_t now_ns, uint64_t op, uint64_t started_ns,
@@ -195,7 +212,7 @@ void zero_op_done(struct zero *z, uint64_t now_ns, uint64_t op, uint64_t started
     flight = *at;
     at->id = 0;
     z->flight_count--;
-    z->gathers_in_flight -= flight.kind == FLIGHT_GATHER;
+    z->moves_in_flight -= flight.kind == FLIGHT_GATHER || flight.kind == FLIGHT_CAST;
     count_comm(z, &flight, started_ns, done_ns);
     if (flight.kind == FLIGHT_REDUCE)
         slot_op_done(z, op);
@@ -230,7 +247,7 @@ int ops_init(struct zero *z)
 void ops_reset(struct zero *z)
 {
     memset(z->flights, 0, z->flight_room * sizeof(*z->flights));
-    z->flight_count = z->gathers_in_flight = 0;
+    z->flight_count = z->moves_in_flight = 0;
     z->verdict_op = 0;
 }
 

@@ -26,14 +26,14 @@ static bool older(struct core_wait *wait, uint64_t since_ns, uint64_t missing)
 
 static void reductions_wait(const struct zero *z, struct core_wait *wait)
 {
-    const char *kind = z->memory.stage == 0 ? "all-reduce" : "reduce-scatter";
+    const char *kind = z->stage == 0 ? "all-reduce" : "reduce-scatter";
 
     for (uint32_t b = 0; b < z->buckets; b++) {
         for (uint32_t m = z->launched[b]; m < z->depth && zero_due(z, b, m)->mask; m++) {
             const struct zero_due *due = zero_due(z, b, m);
             struct text text = TEXT(wait->text);
 
-            if (older(wait, due->first_ns, z->everyone & ~(due->mask | z->done[b])))
+            if (older(wait, due->first_ns, zero_group_of(z, b)->mask & ~(due->mask | z->done[b])))
                 text_add(&text, "%s of bucket %u (step %llu)", kind, b, number(z->step + 1));
         }
     }
@@ -54,13 +54,13 @@ static uint64_t unresolved(const struct zero *z, uint64_t step)
 /* All have declared, but the shard still holds a gradient that somebody's update may read. */
 static void updates_wait(const struct zero *z, struct core_wait *wait)
 {
-    uint64_t missing = z->gate < z->step ? unresolved(z, z->step) : 0;
+    uint64_t late = unresolved(z, z->step);
 
-    for (uint32_t b = 0; b < z->buckets && missing; b++) {
+    for (uint32_t b = 0; b < z->buckets && late; b++) {
         const struct zero_due *due = zero_due(z, b, 0);
         struct text text = TEXT(wait->text);
 
-        if (due->mask && older(wait, due->first_ns, missing))
+        if (due->mask && older(wait, due->first_ns, late & zero_group_of(z, b)->mask))
             text_add(&text, "update of step %llu, before bucket %u is reduced again",
                      number(z->step), b);
     }
@@ -102,11 +102,12 @@ static void steps_wait(const struct zero *z, struct core_wait *wait)
 
 static void fetches_wait(const struct zero *z, struct core_wait *wait)
 {
-    for (uint32_t r = 0; r < z->world && z->memory.stage > 0; r++) {
+    for (uint32_t r = 0; r < z->world && z->stage > 0; r++) {
         const struct zero_late *head = z->ranks[r].fetches.head;
+        uint64_t others = groups_neighbours(z, r) & ~ZERO_BIT(r);
         struct text text = TEXT(wait->text);
 
-        if (head && older(wait, head->now_ns, unresolved(z, head->step - 1) & ~ZERO_BIT(r)))
+        if (head && older(wait, head->now_ns, unresolved(z, head->step - 1) & others))
             text_add(&text, "update of step %llu, for a fetch of unit %u", number(head->step - 1),
                      head->unit);
     }
@@ -160,7 +161,7 @@ bool zero_needs(const struct zero *z, uint32_t rank)
         if (other->io.waiting &&
             (gone->update == UPDATE_BEGUN || gone->resolved < z->committed))
             return true;
-        if (z->memory.stage > 0 && other->fetches.head &&
+        if (z->stage > 0 && other->fetches.head && groups_neighbours(z, r) & ZERO_BIT(rank) &&
             gone->resolved + 1 < other->fetches.head->step)
             return true;
     }
@@ -188,12 +189,13 @@ void zero_stats(const struct zero *z, uint32_t rank, struct wire_msg *msg)
                            intervals_total(mine->comm.set[1]);
     if (mine->plan) {
         struct prefetch_figures figures = prefetch_figures(mine->plan);
+        uint64_t persistent = fetch_persistent_bytes(z, rank);
 
         msg->u.stats.prefetch_hits = figures.hits;
         msg->u.stats.prefetch_misses = figures.misses;
         msg->u.stats.prefetch_drops = figures.drops;
         /* Mapped: the plan is the same, but nothing is copied into a pool. */
-        msg->u.stats.gathered_bytes_now = z->memory.mapped ? 0 : figures.bytes_now;
-        msg->u.stats.gathered_bytes_max = z->memory.mapped ? 0 : figures.bytes_max;
+        msg->u.stats.gathered_bytes_now = z->mapped ? 0 : persistent + figures.bytes_now;
+        msg->u.stats.gathered_bytes_max = z->mapped ? 0 : persistent + figures.bytes_max;
     }
 }

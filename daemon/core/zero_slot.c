@@ -9,8 +9,10 @@
  *  - a slot whose reduction is launched, if the client's stream will wait for it (ordered). Only
  *    then: a stream that waited for a reduction that is not launched might keep back the very
  *    gradient that is to be reduced before;
- *  - an overflow slot, if waiting might be for its own later gradients or commit: no reduction in
- *    flight will free a slot of the rank, and the next one in launch order waits for the rank.
+ *  - an overflow slot, if waiting would be for its own later gradients or commit: no reduction in
+ *    flight will free a slot of the rank, and in each group that its slots hold buckets of, the next
+ *    one in launch order waits for the rank, or for others that wait for a slot like it; among them
+ *    some that wait for this one.
  */
 #include "daemon/core/zero_internal.h"
 
@@ -21,10 +23,10 @@ int slot_use(struct zero *z, uint32_t rank, uint32_t bucket, uint32_t slot)
     struct zero_entry *entry = zero_entry(z, rank, bucket);
     struct zero_slot *at;
 
-    if (slot >= z->memory.ring_slots + z->ranks[rank].overflows)
+    if (slot >= z->ring_slots + z->ranks[rank].overflows)
         return zero_fail(z, GW_E_INVALID, rank,
                          "rank %u put a gradient of bucket %u into slot %u, but has %u", rank,
-                         bucket, slot, z->memory.ring_slots + z->ranks[rank].overflows);
+                         bucket, slot, z->ring_slots + z->ranks[rank].overflows);
     if (entry->slot == slot)
         return 0;
     if (entry->slot != GW_NO_SLOT)
@@ -76,10 +78,12 @@ int slot_acquire(struct zero *z, uint32_t rank, const struct wire_msg *msg)
     uint32_t request = msg->request, bucket = msg->u.acquire.bucket;
     bool ordered = msg->u.acquire.ordered;
 
-    if (!z->memory.ring || bucket >= z->buckets) {
+    if (!z->ring || bucket >= z->buckets || !zero_member(z, bucket, rank)) {
         zero_reply(z, rank, request, GW_E_INVALID,
                    "rank %u acquires a ring slot for bucket %u, but there is %s", rank, bucket,
-                   z->memory.ring ? "no such bucket" : "no ring in this stage and mode");
+                   !z->ring                ? "no ring in this stage and mode"
+                   : bucket >= z->buckets ? "no such bucket"
+                                           : "none for it: its group does not hold the rank");
     } else if (mine->acquire_count == ZERO_ACQUIRES) {
         zero_reply(z, rank, request, GW_E_LIMIT,
                    "rank %u waits for %u ring slots already", rank, ZERO_ACQUIRES);
@@ -91,29 +95,140 @@ int slot_acquire(struct zero *z, uint32_t rank, const struct wire_msg *msg)
 
 static bool slot_in_flight(const struct zero *z, uint32_t rank)
 {
-    for (uint32_t s = 0; s < z->memory.ring_slots + z->ranks[rank].overflows; s++) {
+    for (uint32_t s = 0; s < z->ring_slots + z->ranks[rank].overflows; s++) {
         if (zero_slot(z, rank, s)->op)
             return true;
     }
     return false;
 }
 
-/* The next reduction in launch order waits for this rank: for a declaration, or for the commit of
- * the update inside which it declares. */
-static bool head_lacks(const struct zero *z, uint32_t rank)
+/* The next reduction in the group's launch order waits for this rank: for a declaration, or for the
+ * commit of the update inside which it declares. */
+static bool head_lacks(const struct zero *z, const struct zero_group *group, uint32_t rank)
 {
     const struct zero_rank *mine = &z->ranks[rank];
-    uint32_t bucket = z->order[z->pos_i];
+    uint32_t bucket = group->order[group->pos_i];
 
     if (mine->ended > z->step)
         return false;
     if (mine->resolved < z->step)
         return true;
     if (z->options.overlap_off) /* it waits for all that the rank declares in the micro-step */
-        return mine->micro <= z->pos_m && mine->open_buckets > 0;
-    if (z->pos_m >= z->depth)
+        return mine->micro <= group->pos_m && mine->open_buckets > 0;
+    if (group->pos_m >= z->depth)
         return false;
-    return !((z->done[bucket] | zero_due(z, bucket, z->pos_m)->mask) & ZERO_BIT(rank));
+    return !((z->done[bucket] | zero_due(z, bucket, group->pos_m)->mask) & ZERO_BIT(rank));
+}
+
+/* Groups of which a gradient of the rank's micro-step may be due. */
+static uint64_t open_groups(const struct zero *z, uint32_t rank)
+{
+    uint64_t groups = 0;
+
+    for (uint32_t g = 0; g < z->group_count; g++) {
+        if (zero_in(z, g, rank) && z->groups[g].pos_m <= z->ranks[rank].micro)
+            groups |= UINT64_C(1) << g;
+    }
+    return groups;
+}
+
+/* Groups whose reductions could free a slot of the rank. A slot that holds nothing as far as the
+ * core knows is in the client's hands, for it alone knows which bucket. */
+static uint64_t slot_groups(const struct zero *z, uint32_t rank)
+{
+    uint64_t groups = 0;
+
+    for (uint32_t s = 0; s < z->ring_slots + z->ranks[rank].overflows; s++) {
+        const struct zero_slot *at = zero_slot(z, rank, s);
+
+        groups |= at->held ? UINT64_C(1) << z->bucket_table[at->bucket].group
+                           : open_groups(z, rank);
+    }
+    return groups;
+}
+
+/* Ranks that the heads of these groups lack. */
+static uint64_t lacking(const struct zero *z, uint64_t groups)
+{
+    uint64_t ranks = 0;
+
+    for (uint32_t g = 0; g < z->group_count; g++) {
+        const struct zero_group *group = &z->groups[g];
+
+        for (uint32_t i = 0; i < group->count && groups >> g & 1; i++)
+            ranks |= head_lacks(z, group, group->ranks[i]) ? ZERO_BIT(group->ranks[i]) : 0;
+    }
+    return ranks;
+}
+
+/* A launched slot that is nobody's; each is named once. GW_NO_SLOT: none. */
+static uint32_t promisable(const struct zero *z, uint32_t rank)
+{
+    for (uint32_t s = 0; s < z->ring_slots + z->ranks[rank].overflows; s++) {
+        const struct zero_slot *at = zero_slot(z, rank, s);
+
+        if (!at->held && !at->promised && at->used)
+            return s;
+    }
+    return GW_NO_SLOT;
+}
+
+/* It waits for a slot, and no reduction that is launched will free one. */
+static bool is_stuck(const struct zero *z, uint32_t rank)
+{
+    const struct zero_rank *mine = &z->ranks[rank];
+
+    if (!mine->acquire_count || mine->overflow_pending || mine->slot_news || mine->backlog.count)
+        return false;
+    return mine->acquires[0].ordered ? promisable(z, rank) == GW_NO_SLOT : !slot_in_flight(z, rank);
+}
+
+/* Someone that the rank waits for waits, in the end, for the rank. */
+static bool waits_for_itself(const struct zero *z, uint32_t rank)
+{
+    uint64_t groups = slot_groups(z, rank), seen = 0, late = 0;
+
+    while (groups & ~seen) {
+        late |= lacking(z, groups & ~seen);
+        seen |= groups;
+        for (uint32_t r = 0; r < z->world; r++) {
+            if (late & ZERO_BIT(r) && is_stuck(z, r))
+                groups |= slot_groups(z, r);
+        }
+    }
+    return late & ZERO_BIT(rank);
+}
+
+/* One of the rank's slots is of a group whose next reduction waits for none but `going` ranks. */
+static bool gets_slot(const struct zero *z, uint32_t rank, uint64_t going)
+{
+    uint64_t groups = slot_groups(z, rank);
+
+    for (uint32_t g = 0; g < z->group_count; g++) {
+        if (groups >> g & 1 && !(lacking(z, UINT64_C(1) << g) & ~going))
+            return true;
+    }
+    return false;
+}
+
+/* Nobody who goes on will free a slot for the rank, nor for those it waits for. */
+static bool waits_for_ever(const struct zero *z, uint32_t rank)
+{
+    uint64_t going = 0;
+    bool more = true;
+
+    for (uint32_t r = 0; r < z->world; r++)
+        going |= is_stuck(z, r) ? 0 : ZERO_BIT(r);
+    while (more) {
+        more = false;
+        for (uint32_t r = 0; r < z->world; r++) {
+            if (going & ZERO_BIT(r) || !gets_slot(z, r, going))
+                continue;
+            going |= ZERO_BIT(r);
+            more = true;
+        }
+    }
+    return !(going & ZERO_BIT(rank));
 }
 
 /* False: the bucket of the request has a slot, or its contribution is closed: whoever asked gave up
@@ -131,7 +246,7 @@ static void grant_overflow(struct zero *z, uint32_t rank)
 {
     struct zero_rank *mine = &z->ranks[rank];
     struct zero_entry *entry = zero_entry(z, rank, mine->acquires[0].bucket);
-    uint32_t quota = z->slots - z->memory.ring_slots; /* what the tables hold */
+    uint32_t quota = z->slots - z->ring_slots; /* what the tables hold */
     struct core_effect *effect;
 
     if (mine->overflows == quota) {
@@ -151,19 +266,15 @@ static void grant_overflow(struct zero *z, uint32_t rank)
     effect->index = mine->overflows;
 }
 
-/* A launched slot that is nobody's; each is named once. */
 static bool promise(struct zero *z, uint32_t rank)
 {
-    for (uint32_t s = 0; s < z->memory.ring_slots + z->ranks[rank].overflows; s++) {
-        struct zero_slot *at = zero_slot(z, rank, s);
+    uint32_t slot = promisable(z, rank);
 
-        if (at->held || at->promised || !at->used)
-            continue;
-        at->promised = true;
-        answer(z, rank, s, true);
-        return true;
-    }
-    return false;
+    if (slot == GW_NO_SLOT)
+        return false;
+    zero_slot(z, rank, slot)->promised = true;
+    answer(z, rank, slot, true);
+    return true;
 }
 
 static void pump_rank(struct zero *z, uint32_t rank)
@@ -179,7 +290,7 @@ static void pump_rank(struct zero *z, uint32_t rank)
         }
         if (mine->acquires[0].ordered && promise(z, rank))
             continue;
-        if ((!mine->acquires[0].ordered && slot_in_flight(z, rank)) || !head_lacks(z, rank))
+        if (!is_stuck(z, rank) || !waits_for_itself(z, rank) || !waits_for_ever(z, rank))
             return;
         grant_overflow(z, rank);
     }
@@ -187,7 +298,7 @@ static void pump_rank(struct zero *z, uint32_t rank)
 
 void slot_pump(struct zero *z)
 {
-    for (uint32_t r = 0; r < z->world && z->memory.ring && z->buckets; r++)
+    for (uint32_t r = 0; r < z->world && z->ring && z->buckets; r++)
         pump_rank(z, r);
 }
 
@@ -201,7 +312,7 @@ void slot_overflow(struct zero *z, uint32_t rank, int code)
     mine->overflow_pending = false;
     bucket = mine->acquires[0].bucket;
     if (code == 0) {
-        answer(z, rank, z->memory.ring_slots + mine->overflows, false);
+        answer(z, rank, z->ring_slots + mine->overflows, false);
         mine->overflows++;
         return;
     }
@@ -215,8 +326,8 @@ void slot_overflow(struct zero *z, uint32_t rank, int code)
 
 void slot_op_done(struct zero *z, uint64_t op)
 {
-    for (uint32_t r = 0; r < z->world && z->memory.ring; r++) {
-        for (uint32_t s = 0; s < z->memory.ring_slots + z->ranks[r].overflows; s++) {
+    for (uint32_t r = 0; r < z->world && z->ring; r++) {
+        for (uint32_t s = 0; s < z->ring_slots + z->ranks[r].overflows; s++) {
             struct zero_slot *at = zero_slot(z, r, s);
 
             if (at->op != op)

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Ends of steps: verdict, update windows, versions, and the gathers that bring updated parameters
- * to all ranks in stages 1-2. Pure; one thread.
+ * Ends of steps: verdict, update windows, versions, and the ops that follow a commit: rounding of
+ * masters, gathers that bring updated parameters to all ranks in stages 1-2, and persistent ones in
+ * stage 3. Pure; one thread.
  *
  * A rank's update of the step that it ended last:
  *
@@ -14,6 +15,8 @@
 #include "daemon/core/zero_internal.h"
 
 #include <string.h>
+
+#include "daemon/base/hash.h"
 
 static unsigned long long number(uint64_t value)
 {
@@ -60,6 +63,35 @@ int step_update_begin(struct zero *z, uint32_t rank)
     return 0;
 }
 
+static void cast(struct zero *z, uint32_t rank, uint32_t dtype, const struct wire_after *after)
+{
+    struct zero_rank *mine = &z->ranks[rank];
+    struct core_op *op = ops_new(z, CORE_OP_CAST, CORE_STREAM_GATHER, GW_KINDS, FLIGHT_CAST);
+
+    op->step = mine->ended;
+    op->rank = rank;
+    op->in_dtype = GW_DTYPE_FP32;
+    op->out_dtype = (uint8_t)dtype;
+    op->bucket_count = z->buckets;
+    ops_members(z, op, &z->members[rank], 1);
+    if (zero_edge(z, EDGE_COMMITTED) && after->tokens && tokens_room(z, op, after->tokens))
+        tokens_add(op, rank, after);
+    mine->cast_op = mine->gather_op = op->id;
+}
+
+void step_cast(struct zero *z, uint32_t rank, const struct wire_after *after)
+{
+    for (uint32_t dtype = GW_DTYPE_FP32 + 1; dtype < GW_DTYPES; dtype++) {
+        if (z->ranks[rank].dtypes >> dtype & 1)
+            cast(z, rank, dtype, after);
+    }
+}
+
+static bool rounds(const struct zero *z, uint32_t rank)
+{
+    return (z->ranks[rank].dtypes & ~(1u << GW_DTYPE_FP32)) != 0;
+}
+
 /* Done when the rank's streams have made the update: until then its shard may be half written. */
 static void launch_commit(struct zero *z, uint32_t rank, const struct wire_after *after)
 {
@@ -85,13 +117,15 @@ int step_update_commit(struct zero *z, uint32_t rank, const struct wire_after *a
                          "rank %u committed the update of step %llu before every rank had ended "
                          "the step: wait for the token of gw_update_begin", rank,
                          number(mine->ended));
-    if (mine->ended > z->committed)
-        z->committed = mine->ended;
-    z->commits++;
+    groups_committed(z, rank, mine->ended);
     mine->committed_after = *after;
     mine->skipped = false;
-    if (after->tokens)
+    if (rounds(z, rank)) {
+        step_cast(z, rank, after);
+        mine->commit_op = mine->cast_op;
+    } else if (after->tokens) {
         launch_commit(z, rank, after);
+    }
     resolve(z, rank, after);
     return 0;
 }
@@ -114,39 +148,34 @@ void zero_late_update(struct zero *z, uint32_t rank, bool commit)
     if (!commit && mine->update == UPDATE_PENDING) {
         mine->update = UPDATE_BEGUN;
     } else if (commit && mine->update == UPDATE_BEGUN && z->update_open >= mine->ended) {
-        if (mine->ended > z->committed)
-            z->committed = mine->ended;
+        groups_committed(z, rank, mine->ended);
         resolve(z, rank, &none);
     }
 }
 
 /* ---- parameters of the next step ------------------------------------------------------------- */
 
-void step_gather_all(struct zero *z, uint64_t step, bool counted)
+static void gather_bucket(struct zero *z, uint32_t part, uint32_t rank, uint64_t step,
+                          bool counted)
 {
-    z->gathered = step;
-    for (uint32_t b = 0; b < z->buckets; b++) {
-        for (uint32_t r = 0; r < z->world; r++) {
-            struct core_op *op = ops_new(z, CORE_OP_GATHER, CORE_STREAM_GATHER,
-                                         GW_KIND_ALL_GATHER, FLIGHT_GATHER);
-            struct zero_flight *flight = ops_flight(z, op->id);
-            struct core_ref *out = ops_refs(z, 1);
+    uint32_t bucket = z->parts[part].first_bucket;
+    struct core_op *op = fetch_part_op(z, rank, part, 0, FLIGHT_GATHER);
+    struct zero_flight *flight = ops_flight(z, op->id);
 
-            ops_payload(z, op, b, 1);
-            op->rank = r;
-            op->step = step;
-            tokens_gather(z, op, r);
-            op->measure = !counted;
-            op->in_place_skip = 1;
-            op->out = out;
-            if (out)
-                *out = memory_flat(&z->memory, GW_ARENA_PARAMS, b, r);
-            if (flight) {
-                flight->rank = r;
-                flight->step = step;
-            }
-            zero_entry(z, r, b)->gather_op = z->ranks[r].gather_op = op->id;
-        }
+    op->step = step;
+    op->measure = !counted;
+    if (flight)
+        flight->step = step;
+    zero_entry(z, rank, bucket)->gather_op = z->ranks[rank].gather_op = op->id;
+}
+
+void step_gather_all(struct zero *z, uint32_t group, uint64_t step, bool counted)
+{
+    const struct zero_group *of = &z->groups[group];
+
+    for (uint32_t part = 0; part < z->part_count; part++) {
+        for (uint32_t i = 0; i < of->count && z->parts[part].group == group; i++)
+            gather_bucket(z, part, of->ranks[i], step, counted);
     }
 }
 
@@ -161,19 +190,65 @@ uint64_t step_resolved(const struct zero *z)
     return resolved;
 }
 
+static uint64_t group_resolved(const struct zero *z, const struct zero_group *group)
+{
+    uint64_t resolved = UINT64_MAX;
+
+    for (uint32_t i = 0; i < group->count; i++) {
+        if (z->ranks[group->ranks[i]].resolved < resolved)
+            resolved = z->ranks[group->ranks[i]].resolved;
+    }
+    return resolved;
+}
+
+static bool persists(const struct zero *z, uint32_t group)
+{
+    bool some = false;
+
+    for (uint32_t part = 0; part < z->persistent_parts; part++)
+        some |= z->parts[part].group == group;
+    return some;
+}
+
+/* Parameters that all members have, gathered as soon as there is a new version of them. */
+static void gather_version(struct zero *z, uint32_t g)
+{
+    struct zero_group *group = &z->groups[g];
+
+    group->gathered = group->committed;
+    if (z->stage == 3) {
+        for (uint32_t i = 0; i < group->count; i++)
+            fetch_persistent(z, group->ranks[i], g, group->committed, true);
+    } else {
+        step_gather_all(z, g, group->committed, true);
+    }
+}
+
+static bool group_gate(struct zero *z, uint32_t g)
+{
+    struct zero_group *group = &z->groups[g];
+    bool follows = z->stage == 1 || z->stage == 2 || persists(z, g);
+    uint64_t gate = group_resolved(z, group);
+    bool changed = gate != group->gate;
+
+    group->gate = gate;
+    /* The gate may be a step further: of messages that waited all are handled at once. Edge VERSION
+     * dropped: the first commit is enough. */
+    if (follows && group->committed > group->gathered &&
+        (group->committed <= gate || !zero_edge(z, EDGE_VERSION))) {
+        gather_version(z, g);
+        changed = true;
+    }
+    return changed;
+}
+
 bool step_gate(struct zero *z)
 {
-    bool replicas = z->memory.stage == 1 || z->memory.stage == 2;
-    uint64_t gate = step_resolved(z);
-    bool changed;
+    bool changed = false;
 
-    changed = gate != z->gate;
-    z->gate = gate;
-    /* Edge VERSION dropped: the first commit is enough. */
-    if (replicas && z->committed > z->gathered &&
-        (z->committed == gate || !zero_edge(z, EDGE_VERSION))) {
-        step_gather_all(z, z->committed, true);
-        changed = true;
+    for (uint32_t g = 0; g < z->group_count; g++) {
+        if (z->groups[g].buckets)
+            changed |= group_gate(z, g);
     }
     return changed;
 }
@@ -185,6 +260,18 @@ static void *copy(struct zero *z, const void *from, size_t bytes)
     void *to = effects_alloc(z->effects, bytes);
 
     return to && bytes ? memcpy(to, from, bytes) : to;
+}
+
+/* Of all groups: each one's launches are in an order of their own. */
+static uint64_t step_digest(const struct zero *z)
+{
+    uint64_t digest = z->groups[0].digest;
+
+    for (uint32_t g = 1; g < z->group_count; g++) {
+        if (z->groups[g].buckets)
+            digest = hash_add_u64(digest, z->groups[g].digest);
+    }
+    return digest;
 }
 
 static void launch_verdict(struct zero *z)
@@ -200,7 +287,8 @@ static void launch_verdict(struct zero *z)
         ops_wait(z, op, last, z->world);
     tokens_shards(z, op); /* no bucket, no reduction; but the last verdict must have been read */
     op->clip_norm = z->options.clip_norm;
-    op->digest = z->digest;
+    op->digest = step_digest(z);
+    op->norm = (uint8_t)z->options.norm;
     op->used_params = z->used_params;
     op->used_bits = copy(z, z->used_bits, ((size_t)z->params + 7) / 8);
     op->used_buckets = copy(z, z->valid, z->buckets);
@@ -212,10 +300,22 @@ static void launch_verdict(struct zero *z)
     z->verdict_op = op->id;
 }
 
+/* The first members' orders become those of launches. */
+static void take_orders(struct zero *z)
+{
+    for (uint32_t g = 0; g < z->group_count; g++) {
+        struct zero_group *group = &z->groups[g];
+        uint32_t *order = group->order;
+
+        if (group->recorded_count != group->buckets)
+            continue;
+        group->order = group->recorded;
+        group->recorded = order;
+    }
+}
+
 bool step_close(struct zero *z)
 {
-    uint32_t *order = z->order;
-
     for (uint32_t r = 0; r < z->world; r++) {
         if (z->ranks[r].ended <= z->step)
             return false;
@@ -227,10 +327,7 @@ bool step_close(struct zero *z)
             launch_zero_reduced(z, b, false);
     }
     launch_verdict(z);
-    if (z->recorded_count == z->buckets) {
-        z->order = z->recorded;
-        z->recorded = order;
-    }
+    take_orders(z);
     z->step++;
     grad_reset_step(z);
     return true;

@@ -6,6 +6,7 @@
  *
  *   STEP_END       -> windows of the step's updates          (READS_DONE)
  *   UPDATE_COMMIT  -> gathers, and reductions into shards    (COMMITTED)
+ *                  -> the casts of masters, and gathers wait for these (ROUNDED)
  *   FETCH, READY, MICRO_END, STEP_END that skip an update
  *                  -> reductions into shards                 (COMMITTED)
  *   RELEASE        -> gathers into the pool                  (RELEASED)
@@ -70,13 +71,26 @@ void tokens_release(struct zero *z, uint32_t rank, const struct wire_after *afte
     }
 }
 
-static uint32_t commit_tokens(const struct zero *z)
+static uint32_t commit_tokens(const struct zero *z, const struct core_op *op)
 {
     uint32_t count = 0;
 
-    for (uint32_t q = 0; q < z->world; q++)
-        count += z->ranks[q].committed_after.tokens;
+    for (uint32_t i = 0; i < op->world; i++)
+        count += z->ranks[op->members[i]].committed_after.tokens;
     return count;
+}
+
+/* Casts of the owners' masters; the rank's own is on the same stream. */
+static void wait_rounded(struct zero *z, struct core_op *op)
+{
+    uint64_t casts[GW_RANKS_MAX];
+    uint32_t count = 0;
+
+    for (uint32_t i = 0; i < op->world; i++) {
+        if (op->members[i] != op->rank)
+            casts[count++] = z->ranks[op->members[i]].cast_op;
+    }
+    ops_wait(z, op, casts, count);
 }
 
 static uint32_t release_tokens(const struct zero_rank *mine)
@@ -89,18 +103,22 @@ static uint32_t release_tokens(const struct zero_rank *mine)
 }
 
 /* The rank's GATHER stream waits once for each. */
-void tokens_gather(struct zero *z, struct core_op *op, uint32_t rank)
+void tokens_gather(struct zero *z, struct core_op *op, uint32_t group)
 {
+    uint32_t rank = op->rank;
     struct zero_rank *mine = &z->ranks[rank];
-    bool commits = mine->gather_commits != z->commits && zero_edge(z, EDGE_COMMITTED);
-    bool releases = zero_edge(z, EDGE_RELEASED);
-    uint32_t count = (commits ? commit_tokens(z) : 0) + (releases ? release_tokens(mine) : 0);
+    uint64_t *waited = &z->gather_commits[(size_t)rank * z->group_count + group];
+    bool news = *waited != z->groups[group].commits, releases = zero_edge(z, EDGE_RELEASED);
+    bool commits = news && zero_edge(z, EDGE_COMMITTED);
+    uint32_t count = (commits ? commit_tokens(z, op) : 0) + (releases ? release_tokens(mine) : 0);
 
-    mine->gather_commits = z->commits;
+    *waited = z->groups[group].commits;
+    if (news && z->groups[group].rounds && zero_edge(z, EDGE_ROUNDED))
+        wait_rounded(z, op);
     if (count == 0 || !tokens_room(z, op, count))
         return;
-    for (uint32_t q = 0; q < z->world && commits; q++)
-        tokens_add(op, q, &z->ranks[q].committed_after);
+    for (uint32_t i = 0; i < op->world && commits; i++)
+        tokens_add(op, op->members[i], &z->ranks[op->members[i]].committed_after);
     for (uint32_t t = 0; t < GW_TIMELINES_MAX && releases; t++) {
         if (mine->released[t] <= mine->gather_waits[t])
             continue;
@@ -120,19 +138,31 @@ static const struct wire_after *resolved(const struct zero *z, uint32_t rank)
     return mine->resolved < z->step ? &none : &mine->resolved_after[z->step & 1];
 }
 
+/* True: no op of the REDUCE stream with this rank has waited yet. */
+static bool shards_unwaited(const struct zero *z, uint32_t rank)
+{
+    return z->ranks[rank].shards_waited <= z->step;
+}
+
 void tokens_shards(struct zero *z, struct core_op *op)
 {
     uint32_t count = 0;
 
-    if (z->shards_waited > z->step || !zero_edge(z, EDGE_COMMITTED))
+    if (!zero_edge(z, EDGE_COMMITTED))
         return;
-    z->shards_waited = z->step + 1;
-    for (uint32_t r = 0; r < z->world; r++)
-        count += resolved(z, r)->tokens;
-    if (count == 0 || !tokens_room(z, op, count))
+    for (uint32_t i = 0; i < op->world; i++) {
+        if (shards_unwaited(z, op->members[i]))
+            count += resolved(z, op->members[i])->tokens;
+    }
+    if (count > 0 && !tokens_room(z, op, count))
         return;
-    for (uint32_t r = 0; r < z->world; r++)
-        tokens_add(op, r, resolved(z, r));
+    for (uint32_t i = 0; i < op->world; i++) {
+        uint32_t r = op->members[i];
+
+        if (shards_unwaited(z, r))
+            tokens_add(op, r, resolved(z, r));
+        z->ranks[r].shards_waited = z->step + 1;
+    }
 }
 
 void tokens_shard(struct zero *z, struct core_op *op, uint32_t rank)
@@ -208,10 +238,12 @@ void tokens_reset(struct zero *z)
         memset(mine->released, 0, sizeof(mine->released));
         memset(mine->gather_waits, 0, sizeof(mine->gather_waits));
         memset(mine->said, 0, sizeof(mine->said));
-        mine->gather_commits = z->commits;
-        mine->commit_op = mine->gather_op = mine->reduce_op = 0;
+        for (uint32_t g = 0; g < z->group_count; g++)
+            z->gather_commits[(size_t)r * z->group_count + g] = z->groups[g].commits;
+        mine->commit_op = mine->cast_op = mine->gather_op = mine->persist_op = mine->reduce_op = 0;
+        mine->shards_waited = mine->verdict_seen = 0;
         mine->late_update = false;
     }
-    z->shards_waited = z->quiet_op = 0;
+    z->quiet_op = 0;
     z->loud = false;
 }

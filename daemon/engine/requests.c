@@ -221,7 +221,7 @@ bool request_own(struct job *job, uint64_t now_ns, uint32_t rank, const struct w
 
 /* ---- parameters in and out ------------------------------------------------------------------- */
 
-/* Where an element lies in a rank's memory, in one of two forms: core_param_ref, core_master_ref. */
+/* Where an element lies in a rank's memory: core_param_ref or core_master_ref. */
 typedef struct core_ref place_fn(const struct core *core, uint32_t param, uint64_t offset,
                                  uint32_t rank, uint64_t *ret_count);
 

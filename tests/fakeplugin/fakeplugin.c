@@ -236,11 +236,10 @@ static void fake_memory_removed(struct fabric *fabric, uint32_t rank,
     fake.announced--;
 }
 
-static int fake_sealed(struct fabric *fabric, const uint64_t *slice_numel, uint32_t buckets,
-                       uint32_t params)
+static int fake_sealed(struct fabric *fabric, const struct gw_layout_page *page)
 {
     fake.sealed = true;
-    return fabric_local.sealed(fabric, slice_numel, buckets, params);
+    return fabric_local.sealed(fabric, page);
 }
 
 static int fake_launch(struct fabric *fabric, const struct fabric_op *op)

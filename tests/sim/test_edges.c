@@ -19,9 +19,9 @@
 
 #define TIMINGS 60u
 
-static const struct layout_param model[] = {{"a", "u0", 5, 0}, {"b", "u0", 1, 0}, {"c", "u1", 7, 0},
-                                            {"d", "u1", 3, 0}, {"e", "u1", 2, 0}, {"f", "u2", 6, 0},
-                                            {"g", "u2", 4, 0}, {"h", "u3", 4, 0}};
+static const struct layout_param model[] = {SIM_PARAM("a", "u0", 5), SIM_PARAM("b", "u0", 1), SIM_PARAM("c", "u1", 7),
+                                            SIM_PARAM("d", "u1", 3), SIM_PARAM("e", "u1", 2), SIM_PARAM("f", "u2", 6),
+                                            SIM_PARAM("g", "u2", 4), SIM_PARAM("h", "u3", 4)};
 
 struct row {
     const char *name;

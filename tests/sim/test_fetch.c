@@ -18,10 +18,10 @@
 #define TEN_UNITS 10u
 #define UNIT_BYTES 48u
 static const struct layout_param ten[] = {
-    {"a0", "a", 8, 0}, {"a1", "a", 4, 0}, {"b0", "b", 8, 0}, {"b1", "b", 4, 0}, {"c0", "c", 8, 0},
-    {"c1", "c", 4, 0}, {"d0", "d", 8, 0}, {"d1", "d", 4, 0}, {"e0", "e", 8, 0}, {"e1", "e", 4, 0},
-    {"f0", "f", 8, 0}, {"f1", "f", 4, 0}, {"g0", "g", 8, 0}, {"g1", "g", 4, 0}, {"h0", "h", 8, 0},
-    {"h1", "h", 4, 0}, {"i0", "i", 8, 0}, {"i1", "i", 4, 0}, {"j0", "j", 8, 0}, {"j1", "j", 4, 0}};
+    SIM_PARAM("a0", "a", 8), SIM_PARAM("a1", "a", 4), SIM_PARAM("b0", "b", 8), SIM_PARAM("b1", "b", 4), SIM_PARAM("c0", "c", 8),
+    SIM_PARAM("c1", "c", 4), SIM_PARAM("d0", "d", 8), SIM_PARAM("d1", "d", 4), SIM_PARAM("e0", "e", 8), SIM_PARAM("e1", "e", 4),
+    SIM_PARAM("f0", "f", 8), SIM_PARAM("f1", "f", 4), SIM_PARAM("g0", "g", 8), SIM_PARAM("g1", "g", 4), SIM_PARAM("h0", "h", 8),
+    SIM_PARAM("h1", "h", 4), SIM_PARAM("i0", "i", 8), SIM_PARAM("i1", "i", 4), SIM_PARAM("j0", "j", 8), SIM_PARAM("j1", "j", 4)};
 
 static struct sim_plan ten_plan(uint64_t seed, uint32_t world)
 {

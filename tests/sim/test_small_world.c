@@ -20,7 +20,7 @@
 
 /* A bucket takes two elements: a0 and a1, b, c and padding. Units are the three letters. */
 static const struct layout_param three[] = {
-    {"a0", "a", 1, 0}, {"a1", "a", 1, 0}, {"b", "b", 2, 0}, {"c", "c", 1, 0}};
+    SIM_PARAM("a0", "a", 1), SIM_PARAM("a1", "a", 1), SIM_PARAM("b", "b", 2), SIM_PARAM("c", "c", 1)};
 
 struct world {
     const char *what;

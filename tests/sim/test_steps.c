@@ -53,6 +53,50 @@ static void check_stage(uint32_t stage)
     }
 }
 
+/* The same with dtypes, groups, hybrid sharding, persistent parameters and units that stay. */
+static void check_varied(uint32_t stage)
+{
+    const char *only = getenv("GW_SIM_SEED");
+    uint64_t first = only ? strtoull(only, NULL, 10) : 0;
+
+    for (uint64_t seed = first; seed < first + (only ? 1 : WORLDS); seed++) {
+        struct sim_model model;
+        struct sim_plan plan;
+        struct sim_result result;
+
+        sim_model_random(&model, seed + 5000);
+        sim_plan_random(&plan, &model, stage, seed * 4 + stage + 50000);
+        sim_plan_vary(&plan, &model, seed * 4 + stage);
+        run(&plan, &result);
+        sim_plan_stream(&plan, seed);
+        run(&plan, &result);
+    }
+}
+
+static void test_stage0_varied(void **state)
+{
+    (void)state;
+    check_varied(0);
+}
+
+static void test_stage1_varied(void **state)
+{
+    (void)state;
+    check_varied(1);
+}
+
+static void test_stage2_varied(void **state)
+{
+    (void)state;
+    check_varied(2);
+}
+
+static void test_stage3_varied(void **state)
+{
+    (void)state;
+    check_varied(3);
+}
+
 static void test_stage0_values(void **state)
 {
     (void)state;
@@ -79,9 +123,9 @@ static void test_stage3_values(void **state)
 
 /* ---- a fixed model: 8 tensors as in case R02, buckets 5+1, 7+3+2, 6+4, 4 in every stage ------ */
 
-static const struct layout_param r02[] = {{"a", "u0", 5, 0}, {"b", "u0", 1, 0}, {"c", "u1", 7, 0},
-                                          {"d", "u1", 3, 0}, {"e", "u1", 2, 0}, {"f", "u2", 6, 0},
-                                          {"g", "u2", 4, 0}, {"h", "u3", 4, 0}};
+static const struct layout_param r02[] = {SIM_PARAM("a", "u0", 5), SIM_PARAM("b", "u0", 1), SIM_PARAM("c", "u1", 7),
+                                          SIM_PARAM("d", "u1", 3), SIM_PARAM("e", "u1", 2), SIM_PARAM("f", "u2", 6),
+                                          SIM_PARAM("g", "u2", 4), SIM_PARAM("h", "u3", 4)};
 
 static struct sim_plan r02_plan(uint64_t seed, uint32_t stage, uint32_t world)
 {
@@ -263,6 +307,10 @@ int main(void)
         cmocka_unit_test(test_stage1_values),
         cmocka_unit_test(test_stage2_values),
         cmocka_unit_test(test_stage3_values),
+        cmocka_unit_test(test_stage0_varied),
+        cmocka_unit_test(test_stage1_varied),
+        cmocka_unit_test(test_stage2_varied),
+        cmocka_unit_test(test_stage3_varied),
         cmocka_unit_test(test_overlap_changes_nothing),
         cmocka_unit_test(test_stages_agree),
         cmocka_unit_test(test_different_orders_through_a_small_ring),

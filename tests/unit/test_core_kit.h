@@ -191,13 +191,34 @@ struct core_ref zero_param_slice(const struct zero *zero, uint32_t bucket, uint3
     return (struct core_ref){.kind = GW_ARENA_PARAMS, .rank = (int16_t)rank, .index = bucket};
 }
 
-struct core_ref zero_param_ref(const struct zero *zero, uint32_t param, uint64_t offset,
-                               uint32_t *ret_owner, uint64_t *ret_count)
+struct core_ref zero_master_slice(const struct zero *zero, uint32_t bucket, uint32_t rank)
 {
     (void)zero;
-    *ret_owner = 0;
+    return (struct core_ref){.kind = GW_ARENA_MASTER, .rank = (int16_t)rank, .index = bucket};
+}
+
+struct core_ref zero_param_ref(const struct zero *zero, uint32_t param, uint64_t offset,
+                               uint32_t rank, uint64_t *ret_count)
+{
+    (void)zero;
     *ret_count = 1;
-    return (struct core_ref){.kind = GW_ARENA_PARAMS, .index = param, .offset_bytes = offset};
+    return (struct core_ref){.kind = GW_ARENA_PARAMS, .rank = (int16_t)rank, .index = param,
+                             .offset_bytes = offset};
+}
+
+struct core_ref zero_master_ref(const struct zero *zero, uint32_t param, uint64_t offset,
+                                uint32_t rank, uint64_t *ret_count)
+{
+    (void)zero;
+    *ret_count = 2;
+    return (struct core_ref){.kind = GW_ARENA_MASTER, .rank = (int16_t)rank, .index = param,
+                             .offset_bytes = offset};
+}
+
+uint64_t zero_gathered(const struct zero *zero, uint32_t bucket, uint32_t rank)
+{
+    (void)zero;
+    return 100 * bucket + rank;
 }
 
 void zero_stats(const struct zero *zero, uint32_t rank, struct wire_msg *msg)
@@ -431,17 +452,25 @@ struct kit_param {
     uint64_t numel;
 };
 
-/* One page; its reply is checked. */
+/* The whole list in one page. */
+static inline uint32_t kit_register_page(uint32_t rank, struct wire_param *page, uint32_t count)
+{
+    struct wire_msg msg = {0};
+
+    msg.u.reg.total = msg.u.reg.count = count;
+    msg.u.reg.params = page;
+    return kit_ask(rank, &msg, WIRE_REGISTER);
+}
+
+/* ... its reply is checked. */
 static inline void kit_register(uint32_t rank, const struct kit_param *params, uint32_t count)
 {
     struct wire_param page[GW_PARAMS_PER_FRAME];
-    struct wire_msg msg = {0};
 
     for (uint32_t i = 0; i < count; i++)
-        page[i] = (struct wire_param){params[i].name, params[i].unit, params[i].numel, 0};
-    msg.u.reg.total = msg.u.reg.count = count;
-    msg.u.reg.params = page;
-    kit_done(rank, kit_ask(rank, &msg, WIRE_REGISTER), 0, "");
+        page[i] = (struct wire_param){
+            .name = params[i].name, .unit = params[i].unit, .numel = params[i].numel};
+    kit_done(rank, kit_register_page(rank, page, count), 0, "");
 }
 
 static inline uint32_t kit_seal(uint32_t rank, const struct wire_seal *seal)

@@ -74,7 +74,9 @@ static bool feed_message(struct core *core, uint32_t rank, struct wire_msg *msg,
 /* Join, buffers, seal, collectives. True: went through to the end. */
 static bool live(struct core *core)
 {
-    static struct wire_param params[2] = {{"first", "unit", 8, 0}, {"second", "unit", 8, 0}};
+    static struct wire_param params[2] = {
+        {.name = "first", .unit = "unit", .numel = 8},
+        {.name = "second", .unit = "unit", .numel = 8}};
     struct core_event built = {.kind = CORE_EV_BUILT}, done = {.kind = CORE_EV_OP_DONE, .op = 1};
     bool alive = true;
 

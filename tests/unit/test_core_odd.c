@@ -62,7 +62,8 @@ static void join_all(uint32_t world)
 
 static void seal_all(uint32_t world, struct wire_seal seal)
 {
-    struct wire_param params[] = {{"a", "", 8, 0}, {"b", "", 8, 0}};
+    struct wire_param params[] = {{.name = "a", .unit = "", .numel = 8},
+                                  {.name = "b", .unit = "", .numel = 8}};
 
     for (uint32_t r = 0; r < world; r++) {
         ask(r, (struct wire_msg){.u.reg = {.total = 2, .count = 2, .params = params}},
@@ -117,7 +118,6 @@ static void test_asked_before_there_is_a_layout(void **state)
 {
     struct wire_msg msg = {0};
     uint64_t count = 9;
-    uint32_t owner = 9;
 
     (void)state;
     start(2, GW_DEVICE_CUDA);
@@ -125,8 +125,12 @@ static void test_asked_before_there_is_a_layout(void **state)
     assert_int_equal(core_steps(core), 0);
     assert_int_equal(core_arena_bytes(core, GW_ARENA_PARAMS, 0), 0);
     assert_int_equal(core_param_slice(core, 0, 0).kind, GW_ARENA_NONE);
-    assert_int_equal(core_param_ref(core, 0, 0, &owner, &count).kind, GW_ARENA_NONE);
+    assert_int_equal(core_master_slice(core, 0, 0).kind, GW_ARENA_NONE);
+    assert_int_equal(core_param_ref(core, 0, 0, 0, &count).kind, GW_ARENA_NONE);
     assert_int_equal(count, 0);
+    assert_int_equal(core_master_ref(core, 0, 0, 0, &count).kind, GW_ARENA_NONE);
+    assert_int_equal(count, 0);
+    assert_int_equal(core_gathered(core, 0, 0), 0);
     core_stats(core, 0, &msg);
     assert_int_equal(msg.u.stats.steps, 0);
     join_all(2);
@@ -136,7 +140,12 @@ static void test_asked_before_there_is_a_layout(void **state)
     assert_int_equal(core_arena_bytes(core, GW_ARENA_VERDICT, 2), 0);
     assert_int_equal(core_arena_bytes(core, GW_ARENA_VERDICT, -1), 0);
     assert_int_equal(core_param_slice(core, 0, 1).kind, GW_ARENA_PARAMS);
-    assert_int_equal(core_param_ref(core, 1, 2, &owner, &count).kind, GW_ARENA_PARAMS);
+    assert_int_equal(core_param_slice(core, 0, 2).kind, GW_ARENA_NONE);
+    assert_int_equal(core_master_slice(core, 0, 1).kind, GW_ARENA_PARAMS);
+    assert_int_equal(core_master_slice(core, 1, 0).kind, GW_ARENA_NONE);
+    assert_int_equal(core_param_ref(core, 1, 2, 1, &count).kind, GW_ARENA_PARAMS);
+    assert_int_equal(core_master_ref(core, 1, 2, 0, &count).kind, GW_ARENA_PARAMS);
+    assert_int_equal(core_gathered(core, 0, 0), 0);
     core_stats(core, 7, &msg);
 }
 
@@ -267,7 +276,8 @@ static void register_list(uint32_t rank, uint32_t count, uint32_t changed, uint3
     for (uint32_t i = 0; i < count; i++) {
         memset(names[i], 'a' + (int)i, GW_NAME_MAX);
         names[i][0] = i == changed && !flags ? '!' : names[i][0];
-        params[i] = (struct wire_param){names[i], "", 4, i == changed ? flags : 0};
+        params[i] = (struct wire_param){.name = names[i], .unit = "", .numel = 4,
+                                        .flags = i == changed ? flags : 0};
     }
     ask(rank, (struct wire_msg){.u.reg = {.total = count, .count = count, .params = params}},
         WIRE_REGISTER, 2);

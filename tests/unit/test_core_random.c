@@ -114,7 +114,7 @@ static void fill_message(struct wire_msg *msg, uint32_t rank)
         WIRE_WAIT_READY, WIRE_GROUP_NEW, WIRE_REGISTER, WIRE_SEAL,  WIRE_BUFFER_FREE, WIRE_OP,
         WIRE_OP,         WIRE_OP,        WIRE_REGISTER, WIRE_SEAL,  WIRE_ARENA_GET,   WIRE_STEP_END,
         WIRE_READY,      WIRE_ACQUIRE,   WIRE_LEAVE,    WIRE_JOIN};
-    static struct wire_param param = {"w", "", 8, 0};
+    static struct wire_param param = {.name = "w", .unit = "", .numel = 8};
     /* The last four end something: rare. */
     uint32_t most = sizeof(types) / sizeof(types[0]) - (pick(20) ? 5 : 0);
 

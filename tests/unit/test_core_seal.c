@@ -17,7 +17,7 @@ static uint32_t page(uint32_t first, uint32_t count, uint32_t total)
 
     for (uint32_t i = 0; i < count; i++) {
         snprintf(names[i], sizeof(names[i]), "p%u", first + i);
-        params[i] = (struct wire_param){names[i], "", 1, 0};
+        params[i] = (struct wire_param){.name = names[i], .unit = "", .numel = 1};
     }
     msg.u.reg.first = first;
     msg.u.reg.count = count;

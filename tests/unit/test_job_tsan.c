@@ -2,7 +2,8 @@
 /*
  * The shared-page protocol in one process: a job (core, host device, local fabric) on the main
  * thread, and ranks as threads over the same mapping, so that ThreadSanitizer sees both sides of
- * every word. Stages 0 to 3 train to the same bits as a plain loop.
+ * every word. Stages 0 to 3 train to the same bits as a plain loop, with parameters of all dtypes,
+ * a group of some ranks, and hybrid sharding.
  * ctest: label=tsan timeout=120 link=gw_job
  *
  *   rank thread --messages (mutex)--> main: job_request     pages, boards, arenas: shared words
@@ -13,6 +14,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <cmocka.h>
+#include <math.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,11 +22,13 @@
 #include <time.h>
 
 #include "daemon/device/device.h"
+#include "daemon/device/host/kernels.h"
 #include "daemon/device/ring.h"
 #include "daemon/engine/job_internal.h"
 #include "daemon/fabric/fabric.h"
+#include "proto/place.h"
 
-#define WORLD 3u
+#define WORLD 4u
 #define STEPS 4u
 #define PARAMS 4u
 #define RATE 0.25f
@@ -32,6 +36,28 @@
 #define DEADLINE_NS 60000000000ull
 
 static const uint64_t numels[PARAMS] = {300, 50, 7, 700};
+static const char *const names[PARAMS] = {"a", "b", "c", "d"};
+static const uint32_t pair[2] = {2, 0}; /* in this order */
+
+static const struct variant {
+    const char *name;
+    uint8_t dtype[PARAMS], grad_dtype[PARAMS];
+    uint32_t group[PARAMS]; /* 1: the pair */
+    uint32_t shard_ranks;
+    uint64_t persist_bytes;
+} variants[] = {
+    {.name = "fp32"},
+    {.name = "mixed",
+     .dtype = {GW_DTYPE_FP32, GW_DTYPE_BF16, GW_DTYPE_FP16, GW_DTYPE_BF16},
+     .grad_dtype = {GW_DTYPE_BF16, GW_DTYPE_BF16, GW_DTYPE_FP32, GW_DTYPE_FP16},
+     .group = {0, 0, 0, 1}},
+    {.name = "hybrid",
+     .dtype = {GW_DTYPE_FP32, GW_DTYPE_BF16, GW_DTYPE_FP16, GW_DTYPE_BF16},
+     .grad_dtype = {GW_DTYPE_BF16, GW_DTYPE_BF16, GW_DTYPE_FP32, GW_DTYPE_FP16},
+     .group = {0, 0, 0, 1},
+     .shard_ranks = 2,
+     .persist_bytes = 100},
+};
 
 struct rank {
     struct bench *bench;
@@ -41,17 +67,19 @@ struct rank {
     struct gw_client_page *client;
     struct wire_msg reply; /* under bench->lock */
     bool replied;
+    float *staging;
     /* Set with the reply SEALED. */
     const struct layout *layout;
+    struct place *place;
     struct gw_shm_board *board;
-    float *params, *grads, *ring, *shard_grads, *pool;
+    char *arenas[GW_ARENA_KINDS];
     uint64_t fetches[PARAMS];
-    uint64_t norm_steps;
     double norms[STEPS];
 };
 
 struct bench {
     uint32_t stage;
+    const struct variant *variant;
     struct device *device;
     struct job *job;
     struct rank ranks[WORLD];
@@ -66,6 +94,7 @@ struct bench {
     uint32_t head, count;
     uint32_t running;
     bool woken;
+    float read[PARAMS][1024]; /* by rank 1, at the end */
 };
 
 static uint64_t clock_ns(void)
@@ -95,25 +124,70 @@ static float updated(float value, float reduced)
     return value - change;
 }
 
-/* One process, no service: the tree over three ranks, scaled once. */
-static void reference(float *values[PARAMS])
+/* A half as a number, by definition. */
+static float half_value(uint16_t half, uint8_t dtype)
 {
-    const float scale = (float)(1.0 / WORLD);
+    int bits = dtype == GW_DTYPE_FP16 ? 10 : 7, least = dtype == GW_DTYPE_FP16 ? -14 : -126;
+    int exponent = (half & 0x7fff) >> bits, fraction = half & ((1 << bits) - 1);
+    double size = exponent ? ldexp(fraction + (1 << bits), exponent - 1 + least - bits)
+                           : ldexp(fraction, least - bits);
 
+    return (float)(half & 0x8000 ? -size : size);
+}
+
+static void put(void *to, uint8_t dtype, uint64_t i, float value)
+{
+    kernel_cast((char *)to + i * gw_dtype_bytes(dtype), dtype, &value, 1, false);
+}
+
+static float get(const void *from, uint8_t dtype, uint64_t i)
+{
+    return dtype == GW_DTYPE_FP32 ? ((const float *)from)[i]
+                                  : half_value(((const uint16_t *)from)[i], dtype);
+}
+
+static float rounded(float value, uint8_t dtype)
+{
+    float room;
+
+    put(&room, dtype, 0, value);
+    return get(&room, dtype, 0);
+}
+
+static bool is_member(const struct variant *variant, uint32_t param, uint32_t rank)
+{
+    return variant->group[param] == 0 || rank == pair[0] || rank == pair[1];
+}
+
+/* One process, no service: the tree over the parameter's ranks, scaled once. */
+static float reduced(const struct variant *variant, uint32_t p, uint32_t step, uint64_t i,
+                     float value)
+{
+    static const uint32_t all[WORLD] = {0, 1, 2, 3};
+    const uint32_t *ranks = variant->group[p] ? pair : all;
+    uint32_t count = variant->group[p] ? 2 : WORLD;
+    volatile float g[WORLD], sum;
+
+    for (uint32_t m = 0; m < count; m++)
+        g[m] = rounded(gradient(ranks[m], step, i, rounded(value, variant->dtype[p])),
+                       variant->grad_dtype[p]);
+    sum = g[0] + g[1];
+    if (count == 4) {
+        volatile float right = g[2] + g[3];
+        sum = sum + right;
+    }
+    sum = sum * (float)(1.0 / count);
+    return sum;
+}
+
+static void reference(const struct variant *variant, float *values[PARAMS])
+{
     for (uint32_t p = 0; p < PARAMS; p++)
-        for (uint64_t i = 0; i < numels[p]; i++)
+        for (uint64_t i = 0; i < numels[p]; i++) {
             values[p][i] = initial(p, i);
-    for (uint32_t step = 1; step <= STEPS; step++)
-        for (uint32_t p = 0; p < PARAMS; p++)
-            for (uint64_t i = 0; i < numels[p]; i++) {
-                volatile float a = gradient(0, step, i, values[p][i]);
-                volatile float b = gradient(1, step, i, values[p][i]);
-                volatile float c = gradient(2, step, i, values[p][i]);
-                volatile float sum = a + b;
-                sum = sum + c;
-                sum = sum * scale;
-                values[p][i] = updated(values[p][i], sum);
-            }
+            for (uint32_t step = 1; step <= STEPS; step++)
+                values[p][i] = updated(values[p][i], reduced(variant, p, step, i, values[p][i]));
+        }
 }
 
 /* ---- a rank's side --------------------------------------------------------------------------- */
@@ -185,34 +259,96 @@ static void wait_slot(struct rank *rank, struct gw_shm_slot *slot, uint64_t valu
 
 static void set_up(struct rank *rank)
 {
-    static const char *const names[PARAMS] = {"a", "b", "c", "d"};
-    struct posted *posted = post(rank, WIRE_REGISTER);
+    const struct variant *variant = rank->bench->variant;
+    struct posted *posted = post(rank, WIRE_PARAM_GROUP);
 
     posted->msg.request = 1;
+    posted->msg.u.param_group.count = 2;
+    memcpy(posted->msg.u.param_group.ranks, pair, sizeof(pair));
+    call(rank, WIRE_DONE);
+    posted = post(rank, WIRE_REGISTER);
+    posted->msg.request = 2;
     posted->msg.u.reg.total = posted->msg.u.reg.count = PARAMS;
     for (uint32_t p = 0; p < PARAMS; p++)
-        posted->params[p] = (struct wire_param){names[p], "", numels[p], 0};
+        posted->params[p] = (struct wire_param){.name = names[p],
+                                                .unit = "",
+                                                .numel = numels[p],
+                                                .dtype = variant->dtype[p],
+                                                .grad_dtype = variant->grad_dtype[p],
+                                                .group = variant->group[p]};
     call(rank, WIRE_DONE);
     posted = post(rank, WIRE_SEAL);
-    posted->msg.request = 2;
-    posted->msg.u.seal = (struct wire_seal){.stage = rank->bench->stage,
-                                            .ring_slots = 16,
-                                            .shard_align_bytes = 4,
-                                            .bucket_bytes = 200 * 4};
+    posted->msg.request = 3;
+    posted->msg.u.seal =
+        (struct wire_seal){.stage = rank->bench->stage,
+                           .ring_slots = 16,
+                           .shard_align_bytes = 4,
+                           .bucket_bytes = 200 * 4,
+                           .shard_ranks = rank->bench->stage > 0 ? variant->shard_ranks : 0,
+                           .persist_bytes = rank->bench->stage == 3 ? variant->persist_bytes : 0};
     call(rank, WIRE_SEALED);
+    posted = post(rank, WIRE_ARENA_GET);
+    posted->msg.request = 4;
+    posted->msg.u.arena_get.kind = GW_ARENA_STAGING;
+    call(rank, WIRE_ARENA);
 }
 
-/* Where bucket b's span of this rank lies. */
-static void span(const struct rank *rank, uint32_t b, float **ret_params, float **ret_grads,
-                 uint64_t *ret_at, uint64_t *ret_valid)
+/* Between steps, by any rank. */
+static void move_param(struct rank *rank, uint32_t p, bool write)
 {
-    const struct gw_layout_bucket *bucket = &layout_buckets(rank->layout)[b];
-    uint64_t shard_at = layout_shard_offset(rank->layout, b), numel;
-    uint32_t stage = rank->bench->stage;
+    struct posted *posted = post(rank, WIRE_PARAM_IO);
 
-    layout_span(rank->layout, b, rank->rank, ret_at, &numel, ret_valid);
-    *ret_params = stage == 3 ? rank->params + shard_at : rank->params + bucket->offset + *ret_at;
-    *ret_grads = stage >= 2 ? rank->shard_grads + shard_at : rank->grads + bucket->offset + *ret_at;
+    posted->msg.request = 5;
+    posted->msg.u.param_io.write = write;
+    posted->msg.u.param_io.param = p;
+    posted->msg.u.param_io.count = numels[p];
+    call(rank, WIRE_DONE);
+}
+
+static void write_initial(struct rank *rank)
+{
+    for (uint32_t p = 0; p < PARAMS; p++) {
+        if (p % WORLD != (rank->rank + 1) % WORLD)
+            continue;
+        for (uint64_t i = 0; i < numels[p]; i++)
+            rank->staging[i] = initial(p, i);
+        move_param(rank, p, true);
+    }
+}
+
+static void *at(const struct rank *rank, struct place_ref ref)
+{
+    return rank->arenas[ref.kind] + ref.offset_bytes;
+}
+
+static const struct gw_layout_bucket *bucket_of(const struct rank *rank, uint32_t b)
+{
+    return &layout_buckets(rank->layout)[b];
+}
+
+/* A rank's own part of a bucket. */
+struct span {
+    float *params;
+    const float *grads;
+    uint64_t flat, valid;
+};
+
+/* False: it is not in the bucket's group. */
+static bool span_of(const struct rank *rank, uint32_t b, struct span *ret_span)
+{
+    const struct gw_layout_page *page = layout_page(rank->layout);
+    uint32_t group = bucket_of(rank, b)->group;
+    uint32_t position = layout_page_position(page, group, rank->rank), slice;
+    uint64_t offset, numel;
+
+    if (position == UINT32_MAX)
+        return false;
+    slice = position % layout_groups(rank->layout)[group].shard_ranks;
+    layout_slice(rank->layout, b, slice, &offset, &numel, &ret_span->valid);
+    ret_span->flat = bucket_of(rank, b)->offset + offset;
+    ret_span->params = at(rank, place_master(rank->place, b, slice));
+    ret_span->grads = at(rank, place_reduced(rank->place, b, slice));
+    return true;
 }
 
 /* Flat element -> (param, element); false: padding. */
@@ -230,48 +366,32 @@ static bool locate(const struct layout *layout, uint64_t flat, uint32_t *ret_par
     return false;
 }
 
-/* What gw_param_write_sync does: every copy; stage 3 has one per element. */
-static void write_initial(struct rank *rank)
-{
-    for (uint32_t p = 0; rank->bench->stage < 3 && p < PARAMS; p++)
-        for (uint64_t i = 0; i < numels[p]; i++)
-            rank->params[layout_params(rank->layout)[p].offset + i] = initial(p, i);
-    for (uint32_t b = 0; b < layout_page(rank->layout)->buckets; b++) {
-        uint64_t at, valid, element;
-        float *params, *grads;
-        uint32_t param;
-        span(rank, b, &params, &grads, &at, &valid);
-        for (uint64_t i = 0; i < valid; i++)
-            if (locate(rank->layout, layout_buckets(rank->layout)[b].offset + at + i, &param,
-                       &element))
-                params[i] = initial(param, element);
-    }
-}
-
 static void update(struct rank *rank)
 {
     for (uint32_t b = 0; b < layout_page(rank->layout)->buckets; b++) {
-        uint64_t at, valid;
-        float *params, *grads;
-        span(rank, b, &params, &grads, &at, &valid);
-        for (uint64_t i = 0; i < valid; i++)
-            params[i] = updated(params[i], grads[i]);
+        struct span span;
+        if (!span_of(rank, b, &span))
+            continue;
+        for (uint64_t i = 0; i < span.valid; i++)
+            span.params[i] = updated(span.params[i], span.grads[i]);
     }
 }
 
-static const float *fetch(struct rank *rank, uint32_t p)
+/* The parameter's values, of its dtype. */
+static const void *fetch(struct rank *rank, uint32_t p)
 {
     const struct gw_layout_param *param = &layout_params(rank->layout)[p];
-    const struct gw_layout_unit *unit = &layout_units(rank->layout)[param->unit];
-    const struct gw_layout_fetch_unit *whole = &layout_fetch_units(rank->layout)[unit->fetch_unit];
+    const struct gw_layout_piece *piece = &layout_pieces(rank->layout)[param->first_piece];
     struct gw_shm_slot *slot = &rank->board->slots[rank->board->buckets + param->unit];
+    uint64_t offset = piece->bucket_offset * gw_dtype_bytes(param->dtype);
 
     send_unit(rank, WIRE_FETCH, param->unit);
     wait_slot(rank, slot, ++rank->fetches[param->unit]);
     if (rank->bench->stage < 3)
-        return rank->params + param->offset;
-    return rank->pool + __atomic_load_n(&slot->offset, __ATOMIC_RELAXED) / sizeof(float) +
-           (param->offset - whole->offset);
+        return (char *)at(rank, place_params(rank->place, piece->bucket)) + offset;
+    if (!param->persistent)
+        offset += __atomic_load_n(&slot->offset, __ATOMIC_RELAXED);
+    return rank->arenas[GW_ARENA_POOL] + place_gathered(rank->place, piece->bucket) + offset;
 }
 
 /* Says that the gradient is ready before it is written, and raises the own timeline after: the
@@ -279,14 +399,14 @@ static const float *fetch(struct rank *rank, uint32_t p)
 static void give_gradient(struct rank *rank, uint32_t p, uint32_t step, uint64_t *token)
 {
     const struct gw_layout_param *param = &layout_params(rank->layout)[p];
-    const float *values = fetch(rank, p);
+    const void *values = fetch(rank, p);
 
     for (uint32_t piece = 0; piece < param->pieces; piece++) {
         const struct gw_layout_piece *what =
             &layout_pieces(rank->layout)[param->first_piece + piece];
-        bool ring = rank->bench->stage >= 2;
-        float *to = ring ? rank->ring + what->bucket * layout_page(rank->layout)->max_bucket_numel
-                         : rank->grads + layout_buckets(rank->layout)[what->bucket].offset;
+        bool ring = place_ring(rank->place);
+        void *to = at(rank, ring ? place_slot(rank->place, what->bucket)
+                                 : place_grads(rank->place, what->bucket));
         struct posted *posted;
         wait_slot(rank, &rank->board->slots[what->bucket], step - 1);
         posted = post(rank, WIRE_READY);
@@ -299,12 +419,47 @@ static void give_gradient(struct rank *rank, uint32_t p, uint32_t step, uint64_t
                                                   .value = {++*token}};
         send_posted(rank);
         for (uint64_t i = 0; i < what->numel; i++)
-            to[what->bucket_offset + i] =
-                gradient(rank->rank, step, what->param_offset + i, values[what->param_offset + i]);
+            put(to, param->grad_dtype, what->bucket_offset + i,
+                gradient(rank->rank, step, what->param_offset + i,
+                         get(values, param->dtype, what->param_offset + i)));
         atomic_store_explicit(&rank->client->timeline[5], *token, memory_order_release);
         device_host.kick(rank->bench->device);
     }
     send_unit(rank, WIRE_RELEASE, param->unit);
+}
+
+static void barrier(struct rank *rank, uint64_t sequence)
+{
+    post(rank, WIRE_OP)->msg.u.op =
+        (struct wire_op){.kind = WIRE_OP_BARRIER, .sequence = sequence, .scale = 1, .name = "all"};
+    send_posted(rank);
+    wait_slot(rank, &rank->engine->op[sequence], sequence);
+}
+
+static void run_step(struct rank *rank, uint32_t step, uint64_t *token)
+{
+    const struct variant *variant = rank->bench->variant;
+    uint64_t bits;
+
+    for (uint32_t p = 0; p < PARAMS; p++) { /* forward: order of use */
+        volatile uint16_t sink;
+        if (!is_member(variant, p, rank->rank))
+            continue;
+        sink = *(const uint16_t *)fetch(rank, p);
+        (void)sink;
+        send_unit(rank, WIRE_RELEASE, layout_params(rank->layout)[p].unit);
+    }
+    for (uint32_t p = PARAMS; p-- > 0;)
+        if (is_member(variant, p, rank->rank))
+            give_gradient(rank, p, step, token);
+    send_unit(rank, WIRE_STEP_END, 0);
+    wait_slot(rank, &rank->board->step, step);
+    bits = __atomic_load_n((uint64_t *)(void *)&rank->board->verdict.norm, __ATOMIC_RELAXED);
+    memcpy(&rank->norms[step - 1], &bits, sizeof(bits));
+    send_unit(rank, WIRE_UPDATE_BEGIN, 0);
+    wait_slot(rank, &rank->board->update, step);
+    update(rank);
+    send_unit(rank, WIRE_UPDATE_COMMIT, 0);
 }
 
 static void *rank_main(void *arg)
@@ -314,31 +469,18 @@ static void *rank_main(void *arg)
 
     set_up(rank);
     write_initial(rank);
-    post(rank, WIRE_OP)->msg.u.op =
-        (struct wire_op){.kind = WIRE_OP_BARRIER, .sequence = 1, .scale = 1, .name = "start"};
-    send_posted(rank);
-    wait_slot(rank, &rank->engine->op[1], 1);
-    for (uint32_t step = 1; step <= STEPS; step++) {
-        for (uint32_t p = 0; p < PARAMS; p++) { /* forward: order of use */
-            volatile float sink = *fetch(rank, p);
-            (void)sink;
-            send_unit(rank, WIRE_RELEASE, layout_params(rank->layout)[p].unit);
-        }
-        for (uint32_t p = PARAMS; p-- > 0;)
-            give_gradient(rank, p, step, &token);
-        send_unit(rank, WIRE_STEP_END, 0);
-        wait_slot(rank, &rank->board->step, step);
-        {
-            uint64_t bits =
-                __atomic_load_n((uint64_t *)(void *)&rank->board->verdict.norm, __ATOMIC_RELAXED);
-            memcpy(&rank->norms[step - 1], &bits, sizeof(bits));
-        }
-        send_unit(rank, WIRE_UPDATE_BEGIN, 0);
-        wait_slot(rank, &rank->board->update, step);
-        update(rank);
-        send_unit(rank, WIRE_UPDATE_COMMIT, 0);
+    barrier(rank, 1);
+    for (uint32_t step = 1; step <= STEPS; step++)
+        run_step(rank, step, &token);
+    barrier(rank, 2);
+    for (uint32_t p = 0; p < PARAMS && rank->rank == 1; p++) {
+        move_param(rank, p, false);
+        memcpy(rank->bench->read[p], rank->staging, numels[p] * sizeof(float));
     }
+    barrier(rank, 3);
     for (uint32_t p = 0; p < PARAMS; p++) { /* the last gathers are in before anybody looks */
+        if (!is_member(rank->bench->variant, p, rank->rank))
+            continue;
         (void)fetch(rank, p);
         send_unit(rank, WIRE_RELEASE, layout_params(rank->layout)[p].unit);
     }
@@ -351,11 +493,27 @@ static void *rank_main(void *arg)
 
 /* ---- the engine's side ----------------------------------------------------------------------- */
 
-static float *arena(struct bench *bench, enum gw_arena_kind kind, uint32_t rank)
+static void *arena(struct bench *bench, enum gw_arena_kind kind, uint32_t rank)
 {
     const struct device_memory *memory = arenas_get(bench->job->arenas, kind, (int)rank, 0);
 
     return memory ? memory->base : NULL;
+}
+
+static void on_sealed(struct bench *bench, struct rank *rank)
+{
+    const struct gw_layout_page *page = layout_page(core_layout(bench->job->core));
+
+    rank->layout = core_layout(bench->job->core);
+    assert_int_equal(place_new(page, core_options(bench->job->core),
+                               place_groups_of(page, rank->rank), &rank->place),
+                     0);
+    assert_int_equal(layout_groups(rank->layout)[0].shard_ranks,
+                     bench->stage > 0 && bench->variant->shard_ranks ? bench->variant->shard_ranks
+                                                                     : WORLD);
+    rank->board = bench->job->boards[rank->rank]->base;
+    for (int kind = 0; kind < GW_ARENA_KINDS; kind++)
+        rank->arenas[kind] = arena(bench, (enum gw_arena_kind)kind, rank->rank);
 }
 
 static void on_reply(void *user, uint32_t r, bool joiner, const struct wire_msg *msg,
@@ -367,21 +525,15 @@ static void on_reply(void *user, uint32_t r, bool joiner, const struct wire_msg 
     (void)fds;
     (void)fd_count;
     if (joiner) {
-        struct job_port port = {
-            .engine = rank->engine, .client = rank->client, .identity = r + 1};
+        struct job_port port = {.engine = rank->engine, .client = rank->client, .identity = r + 1};
         job_attach(bench->job, r, &port);
         return;
     }
     pthread_mutex_lock(&bench->lock);
-    if (msg->type == WIRE_SEALED) {
-        rank->layout = core_layout(bench->job->core);
-        rank->board = bench->job->boards[r]->base;
-        rank->params = arena(bench, GW_ARENA_PARAMS, r);
-        rank->grads = arena(bench, GW_ARENA_GRADS, r);
-        rank->ring = arena(bench, GW_ARENA_RING, r);
-        rank->shard_grads = arena(bench, GW_ARENA_SHARD_GRADS, r);
-        rank->pool = arena(bench, GW_ARENA_POOL, r);
-    }
+    if (msg->type == WIRE_SEALED)
+        on_sealed(bench, rank);
+    if (msg->type == WIRE_ARENA)
+        rank->staging = arena(bench, GW_ARENA_STAGING, r);
     rank->reply = *msg;
     rank->replied = true;
     pthread_cond_broadcast(&bench->changed);
@@ -455,21 +607,21 @@ static void loop(struct bench *bench)
     }
 }
 
-static void bench_start(struct bench *bench, uint32_t stage)
+static void bench_start(struct bench *bench, const struct variant *variant, uint32_t stage)
 {
-    struct job_config config = {
-        .device_ops = &device_host,
-        .fabric_ops = &fabric_local,
-        .world = WORLD,
-        .callbacks = {.reply = on_reply,
-                      .drop = on_drop,
-                      .failed = on_failed,
-                      .report = on_report,
-                      .end = on_end,
-                      .user = bench}};
+    struct job_config config = {.device_ops = &device_host,
+                                .fabric_ops = &fabric_local,
+                                .world = WORLD,
+                                .callbacks = {.reply = on_reply,
+                                              .drop = on_drop,
+                                              .failed = on_failed,
+                                              .report = on_report,
+                                              .end = on_end,
+                                              .user = bench}};
 
     memset(bench, 0, sizeof(*bench));
     bench->stage = stage;
+    bench->variant = variant;
     bench->queue = calloc(QUEUE, sizeof(*bench->queue));
     pthread_mutex_init(&bench->lock, NULL);
     pthread_cond_init(&bench->changed, NULL);
@@ -495,6 +647,8 @@ static void bench_start(struct bench *bench, uint32_t stage)
 
 static void bench_end(struct bench *bench)
 {
+    for (uint32_t r = 0; r < WORLD; r++)
+        place_free(bench->ranks[r].place);
     bench->job = job_free(bench->job);
     device_host.device_free(bench->device);
     for (uint32_t r = 0; r < WORLD; r++) {
@@ -506,59 +660,86 @@ static void bench_end(struct bench *bench)
     free(bench->queue);
 }
 
-/* Every rank's span holds the reference's bits. */
+static void assert_value(const struct bench *bench, uint32_t rank, uint32_t param, uint64_t i,
+                         float got, float expected)
+{
+    if (memcmp(&got, &expected, sizeof(got)) != 0)
+        fail_msg("%s, stage %u, rank %u, param %s element %llu: %a, expected %a",
+                 bench->variant->name, bench->stage, rank, names[param], (unsigned long long)i,
+                 (double)got, (double)expected);
+}
+
+/* Every rank's span holds the reference's bits, and what was read of the masters. */
 static void check_values(struct bench *bench, float *expected[PARAMS])
 {
+    uint64_t element;
+    uint32_t param;
+
     for (uint32_t r = 0; r < WORLD; r++) {
         struct rank *rank = &bench->ranks[r];
         for (uint32_t b = 0; b < layout_page(rank->layout)->buckets; b++) {
-            uint64_t at, valid, element;
-            float *params, *grads;
-            uint32_t param;
-            span(rank, b, &params, &grads, &at, &valid);
-            for (uint64_t i = 0; i < valid; i++)
-                if (locate(rank->layout, layout_buckets(rank->layout)[b].offset + at + i, &param,
-                           &element) &&
-                    memcmp(&params[i], &expected[param][element], 4) != 0)
-                    fail_msg("stage %u rank %u param %u element %llu: %a, expected %a",
-                             bench->stage, r, param, (unsigned long long)element, (double)params[i],
-                             (double)expected[param][element]);
+            struct span span;
+            if (!span_of(rank, b, &span))
+                continue;
+            for (uint64_t i = 0; i < span.valid; i++)
+                if (locate(rank->layout, span.flat + i, &param, &element))
+                    assert_value(bench, r, param, element, span.params[i],
+                                 expected[param][element]);
         }
     }
+    for (uint32_t p = 0; p < PARAMS; p++)
+        for (uint64_t i = 0; i < numels[p]; i++)
+            assert_value(bench, 1, p, i, bench->read[p][i], expected[p][i]);
 }
 
-static void all_stages_train_to_the_same_bits(void **state)
+static void train(const struct variant *variant, double norms[4][STEPS])
 {
     static float store[PARAMS][1024];
     float *expected[PARAMS] = {store[0], store[1], store[2], store[3]};
-    double norms[STEPS] = {0};
 
-    (void)state;
-    reference(expected);
+    reference(variant, expected);
     for (uint32_t stage = 0; stage < 4; stage++) {
         static struct bench bench;
-        bench_start(&bench, stage);
+        bench_start(&bench, variant, stage);
         loop(&bench);
         for (uint32_t r = 0; r < WORLD; r++)
             pthread_join(bench.ranks[r].thread, NULL);
         check_values(&bench, expected);
-        for (uint32_t r = 0; r < WORLD; r++) {
-            /* Stages 0-2 cut buckets alike, so their norms have the same bits too. */
-            if (stage == 0 && r == 0)
-                memcpy(norms, bench.ranks[0].norms, sizeof(norms));
-            if (stage < 3)
-                assert_memory_equal(bench.ranks[r].norms, norms, sizeof(norms));
-            assert_memory_equal(bench.ranks[r].norms, bench.ranks[0].norms, sizeof(norms));
-            assert_true(norms[0] > 0);
-        }
+        memcpy(norms[stage], bench.ranks[0].norms, sizeof(norms[stage]));
+        for (uint32_t r = 0; r < WORLD; r++)
+            assert_memory_equal(bench.ranks[r].norms, norms[stage], sizeof(norms[stage]));
+        assert_true(norms[stage][0] > 0);
         bench_end(&bench);
     }
+    /* Stages 0-2 cut buckets alike, so their norms have the same bits too. */
+    for (uint32_t stage = 1; stage < 3; stage++)
+        assert_memory_equal(norms[stage], norms[0], sizeof(norms[0]));
+}
+
+static void all_stages_train_to_the_same_bits(void **state)
+{
+    double norms[4][STEPS];
+
+    (void)state;
+    train(&variants[0], norms);
+}
+
+/* However the shards are cut, each is in the norm once. */
+static void dtypes_groups_and_replicas_do_too(void **state)
+{
+    double mixed[4][STEPS], hybrid[4][STEPS];
+
+    (void)state;
+    train(&variants[1], mixed);
+    train(&variants[2], hybrid);
+    assert_memory_equal(mixed[0], hybrid[0], sizeof(mixed[0]));
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(all_stages_train_to_the_same_bits),
+        cmocka_unit_test(dtypes_groups_and_replicas_do_too),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

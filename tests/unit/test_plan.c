@@ -14,9 +14,11 @@
 #include "daemon/core/plan.h"
 #include "daemon/fabric/fabric.h"
 
+#define PARAM(n, u, count) {.name = (n), .unit = (u), .numel = (count)}
+
 static const struct layout_param r02[] = {
-    {"p0", "", 5, 0}, {"p1", "", 1, 0}, {"p2", "", 7, 0}, {"p3", "", 3, 0},
-    {"p4", "", 2, 0}, {"p5", "", 6, 0}, {"p6", "", 4, 0}, {"p7", "", 4, 0},
+    PARAM("p0", "", 5), PARAM("p1", "", 1), PARAM("p2", "", 7), PARAM("p3", "", 3),
+    PARAM("p4", "", 2), PARAM("p5", "", 6), PARAM("p6", "", 4), PARAM("p7", "", 4),
 };
 
 #define PAYLOAD 128u /* bytes of 32 elements */
@@ -201,34 +203,33 @@ static void nodes_send_partial_sums_and_slices(void **state)
     plan_free(plan);
 }
 
-static void ranks_lie_on_nodes_in_blocks(void **state)
-{
-    static const uint32_t want[][2] = {{0, 3}, {3, 3}, {6, 2}};
-    uint32_t first, count;
-
-    (void)state;
-    for (uint32_t node = 0; node < 3; node++) {
-        plan_node(8, 3, node, &first, &count);
-        assert_int_equal(first, want[node][0]);
-        assert_int_equal(count, want[node][1]);
-    }
-}
-
-/* ((0+1)+(2+3))+((4+5)+6): drawn on paper for each row. */
+/* ((0+1)+(2+3))+((4+5)+6): drawn on paper for each row: the busiest node's partial sums, times the
+ * share of other ranks in what is reduced. Nodes are blocks, the first ones larger. */
 static void partial_sums_are_maximal_aligned_subtrees(void **state)
 {
     static const struct {
-        uint32_t world, first, count, partials;
+        uint32_t world, nodes;
+        uint64_t parts; /* of payload / world */
     } rows[] = {
-        {8, 0, 8, 1}, {8, 0, 4, 1}, {8, 4, 4, 1}, {8, 1, 3, 2},  {8, 1, 7, 3},
-        {7, 4, 3, 1}, {7, 0, 3, 2}, {7, 3, 4, 2}, {15, 0, 7, 3}, {15, 7, 8, 2},
-        {6, 4, 2, 1}, {6, 2, 4, 2}, {5, 4, 1, 1}, {1, 0, 1, 1},  {3, 1, 2, 2},
+        {8, 1, 0},     {8, 2, 4},   {8, 3, 2 * 5}, {7, 2, 4}, {15, 2, 8},
+        {6, 2, 2 * 3}, {5, 2, 2 * 3}, {3, 2, 2},   {1, 1, 0}, {7, 3, 2 * 5},
     };
 
     (void)state;
-    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++)
-        assert_int_equal(plan_partials(rows[i].world, rows[i].first, rows[i].count),
-                         rows[i].partials);
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        struct plan_request request = request_of(1);
+        struct layout_param one = PARAM("a", "", 10 * rows[i].world);
+        struct plan *plan;
+
+        request.params = &one;
+        request.param_count = 1;
+        request.world = rows[i].world;
+        request.nodes = rows[i].nodes;
+        request.options.bucket_bytes = 1000;
+        plan = plan_of(&request);
+        assert_int_equal(plan->kinds[GW_KIND_REDUCE_SCATTER].cross_node_bytes, 40 * rows[i].parts);
+        plan_free(plan);
+    }
 }
 
 static void ring_bytes_are_the_fabrics(void **state)
@@ -260,8 +261,8 @@ static void assert_refused(const struct plan_request *request, const char *text,
 
 static void what_makes_no_job_makes_no_plan(void **state)
 {
-    static const struct layout_param twice[] = {{"a", "", 1, 0}, {"a", "", 2, 0}};
-    static const struct layout_param huge[] = {{"a", "", 1ull << 60, 0}};
+    static const struct layout_param twice[] = {PARAM("a", "", 1), PARAM("a", "", 2)};
+    static const struct layout_param huge[] = {PARAM("a", "", 1ull << 60)};
     struct plan_request request = request_of(1);
 
     (void)state;
@@ -269,6 +270,9 @@ static void what_makes_no_job_makes_no_plan(void **state)
     assert_refused(&request, "0 ranks", UINT32_MAX);
     request.world = PLAN_WORLD_MAX + 1;
     assert_refused(&request, "1 to 1048576", UINT32_MAX);
+    request = request_of(1);
+    request.rank = 4;
+    assert_refused(&request, "rank 4 of 4", UINT32_MAX);
     request = request_of(1);
     request.nodes = 5;
     assert_refused(&request, "4 ranks on 5 nodes", UINT32_MAX);
@@ -292,7 +296,7 @@ static void what_makes_no_job_makes_no_plan(void **state)
 
 static void parameters_of_no_element_send_nothing(void **state)
 {
-    static const struct layout_param empty[] = {{"a", "u", 0, 0}, {"b", "v", 0, 0}};
+    static const struct layout_param empty[] = {PARAM("a", "u", 0), PARAM("b", "v", 0)};
     struct plan_request request = request_of(3);
     struct plan *plan;
 
@@ -305,6 +309,175 @@ static void parameters_of_no_element_send_nothing(void **state)
     plan_free(plan);
 }
 
+/* ---- dtypes, groups, hybrid sharding --------------------------------------------------------- */
+
+/* Buckets: 8 fp32; 15 of 16 bf16; of ranks 2 and 0 alone 3 of 4 fp32; 2 of 8 with bf16 values and
+ * fp32 gradients. Slices of a quarter, of group 1 a half. */
+static const struct layout_param mixed[] = {
+    {.name = "a", .unit = "", .numel = 8},
+    {.name = "b", .unit = "", .numel = 15, .dtype = GW_DTYPE_BF16, .grad_dtype = GW_DTYPE_BF16},
+    {.name = "d", .unit = "", .numel = 3, .group = 1},
+    {.name = "g", .unit = "", .numel = 2, .dtype = GW_DTYPE_BF16},
+};
+
+static struct plan_request mixed_of(uint32_t stage, uint32_t rank)
+{
+    static const uint32_t ranks[] = {2, 0};
+    static const struct layout_group group = {ranks, 2, 0};
+    struct plan_request request = {.params = mixed,
+                                   .param_count = 4,
+                                   .groups = &group,
+                                   .group_count = 1,
+                                   .world = 4,
+                                   .nodes = 1,
+                                   .rank = rank};
+
+    request.options.stage = stage;
+    request.options.bucket_bytes = 40;
+    request.options.shard_align_bytes = 4;
+    return request;
+}
+
+static void dtypes_and_groups_count_as_they_are(void **state)
+{
+    const struct plan_kind scatter = {4, 32 + 30 + 12 + 8, 2 + 4 + 24, 24 + 22 + 6 + 6,
+                                      32 + 32 + 16 + 32, 0};
+    const struct plan_kind gather = {4, 32 + 30 + 12 + 4, 2 + 4 + 12, 24 + 22 + 6 + 3,
+                                     24 + 24 + 8 + 12, 0};
+    const struct plan_kind outside = {3, 32 + 30 + 8, 2 + 24, 24 + 22 + 6, 32 + 32 + 32, 0};
+    struct plan_request request = mixed_of(1, 0);
+    struct plan *plan = plan_of(&request);
+
+    (void)state;
+    assert_kind(plan, GW_KIND_REDUCE_SCATTER, &scatter);
+    assert_kind(plan, GW_KIND_ALL_GATHER, &gather);
+    /* b is summed in fp32, 4 of 16; masters: 4 of b and 2 of g beside two moments of 10. */
+    assert_memory(plan, 96, 112 + 16, 0, 0, 2 * 40 + 24);
+    plan_free(plan);
+    request.rank = 1;
+    plan = plan_of(&request);
+    assert_kind(plan, GW_KIND_REDUCE_SCATTER, &outside);
+    assert_memory(plan, 80, 96 + 16, 0, 0, 2 * 32 + 24);
+    plan_free(plan);
+}
+
+/* Results are written with the accumulators' dtype; sums over micro-steps are read with it. */
+static void accumulators_may_be_as_the_gradients(void **state)
+{
+    struct plan_request request = mixed_of(0, 0);
+    struct plan *plan = plan_of(&request);
+
+    (void)state;
+    assert_int_equal(plan->kinds[GW_KIND_ALL_REDUCE].in_node_bytes, 64 + (32 + 64) + 32 + 64);
+    assert_int_equal(plan->kinds[GW_KIND_ALL_REDUCE].payload_bytes, 82);
+    plan_free(plan);
+    request.options.accum_as_grads = 1;
+    plan = plan_of(&request);
+    assert_int_equal(plan->kinds[GW_KIND_ALL_REDUCE].in_node_bytes, 64 + 64 + 32 + 64);
+    plan_free(plan);
+    request = mixed_of(1, 0);
+    request.options.micro_steps = 2;
+    plan = plan_of(&request);
+    assert_int_equal(plan->kinds[GW_KIND_REDUCE_SCATTER].in_node_bytes, 32 + 64 + 16 + 32);
+    plan_free(plan);
+}
+
+/* Rank 3: of group 0 alone, with the second of two slices. Each micro-step is reduced within {2, 3},
+ * and the sum of both between {1, 3}: 4, 7 and 0 elements of fp32. */
+static void hybrid_sharding_reduces_within_and_between(void **state)
+{
+    const struct plan_kind scatter = {6, 2 * 70, 2 * 26, 2 * 35, 2 * 96, 0};
+    const struct plan_kind replicas = {3, 16 + 28, 4 + 16, 16 + 28, 2 * (16 + 32 + 16), 100};
+    const struct plan_kind gather = {3, 66, 14, 16 + 15 + 2, 16 + 16 + 8, 0};
+    struct plan_request request = mixed_of(2, 3);
+    struct plan *plan;
+
+    (void)state;
+    request.nodes = 2; /* a run each: only the sum between them crosses */
+    request.options.micro_steps = 2;
+    request.options.shard_ranks = 2;
+    plan = plan_of(&request);
+    assert_kind(plan, GW_KIND_REDUCE_SCATTER, &scatter);
+    assert_kind(plan, GW_KIND_ALL_REDUCE, &replicas);
+    assert_kind(plan, GW_KIND_ALL_GATHER, &gather);
+    plan_free(plan);
+    request.options.stage = 0; /* nothing is sharded */
+    plan = plan_of(&request);
+    assert_int_equal(plan->kinds[GW_KIND_ALL_REDUCE].calls, 3);
+    assert_int_equal(plan->options.shard_ranks, 0);
+    plan_free(plan);
+    request.options.stage = 1;
+    request.options.shard_ranks = 3;
+    assert_refused(&request, "shard_ranks is 3", UINT32_MAX);
+}
+
+/* p1 and p4, 4 and 8 bytes: 3 elements, padded to 4. Others: 5+7, 3+6, 4+4. */
+static void persistent_parameters_are_gathered_once(void **state)
+{
+    const struct plan_kind fetches = {1 + 2 * 3, 12 + 2 * 116, 4 + 2 * 12, 9 + 2 * (36 + 27 + 24),
+                                      16 + 2 * 128, 0};
+    struct plan_request request = request_of(3);
+    struct plan *plan;
+
+    (void)state;
+    request.options.persist_bytes = 8;
+    plan = plan_of(&request);
+    assert_kind(plan, GW_KIND_ALL_GATHER, &fetches);
+    assert_memory(plan, SHARD, SHARD, 3 * 48, 16 + 128, 2 * SHARD);
+    plan_free(plan);
+    request.options.stage = 2;
+    plan = plan_of(&request);
+    assert_int_equal(plan->options.persist_bytes, 0);
+    plan_free(plan);
+}
+
+/* Two groups in one unit: a gather for each that the rank is in. */
+static void a_fetch_unit_of_two_groups_is_two_gathers(void **state)
+{
+    struct layout_param params[] = {PARAM("a", "u", 8), PARAM("b", "u", 8)};
+    struct plan_request request = mixed_of(3, 2);
+    struct plan *plan;
+
+    (void)state;
+    params[1].group = 1;
+    request.params = params;
+    request.param_count = 2;
+    plan = plan_of(&request);
+    assert_int_equal(plan->kinds[GW_KIND_ALL_GATHER].calls, 4);
+    assert_int_equal(plan->kinds[GW_KIND_ALL_GATHER].payload_bytes, 2 * 64);
+    plan_free(plan);
+    request.rank = 1;
+    plan = plan_of(&request);
+    assert_int_equal(plan->kinds[GW_KIND_ALL_GATHER].calls, 2);
+    plan_free(plan);
+}
+
+/* Fetch units of 24, 48, 40 and 16 bytes. The last one comes again at once. */
+static void reused_units_are_gathered_once(void **state)
+{
+    struct plan_request request = request_of(3);
+    struct plan *plan;
+
+    (void)state;
+    request.options.reuse_bytes = 1;
+    plan = plan_of(&request);
+    assert_int_equal(plan->kinds[GW_KIND_ALL_GATHER].calls, 7);
+    assert_int_equal(plan->kinds[GW_KIND_ALL_GATHER].payload_bytes, 2 * PAYLOAD - 16);
+    plan_free(plan);
+    /* All of them, over micro-steps too. */
+    request.options.reuse_bytes = 1000;
+    request.options.gather_bytes = 1000;
+    request.options.micro_steps = 3;
+    plan = plan_of(&request);
+    assert_int_equal(plan->kinds[GW_KIND_ALL_GATHER].calls, 4);
+    assert_int_equal(plan->kinds[GW_KIND_ALL_GATHER].payload_bytes, PAYLOAD);
+    plan_free(plan);
+    request.options.overlap_off = 1;
+    plan = plan_of(&request);
+    assert_int_equal(plan->kinds[GW_KIND_ALL_GATHER].calls, 4);
+    plan_free(plan);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -313,11 +486,16 @@ int main(void)
         cmocka_unit_test(mapped_gathers_move_nothing_and_hold_nothing),
         cmocka_unit_test(micro_steps_send_and_hold_as_the_mode_says),
         cmocka_unit_test(nodes_send_partial_sums_and_slices),
-        cmocka_unit_test(ranks_lie_on_nodes_in_blocks),
         cmocka_unit_test(partial_sums_are_maximal_aligned_subtrees),
         cmocka_unit_test(ring_bytes_are_the_fabrics),
         cmocka_unit_test(what_makes_no_job_makes_no_plan),
         cmocka_unit_test(parameters_of_no_element_send_nothing),
+        cmocka_unit_test(dtypes_and_groups_count_as_they_are),
+        cmocka_unit_test(accumulators_may_be_as_the_gradients),
+        cmocka_unit_test(hybrid_sharding_reduces_within_and_between),
+        cmocka_unit_test(persistent_parameters_are_gathered_once),
+        cmocka_unit_test(a_fetch_unit_of_two_groups_is_two_gathers),
+        cmocka_unit_test(reused_units_are_gathered_once),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -20,41 +20,63 @@
 
 struct plan {
     struct layout *layout;
+    struct place *place;
     struct prefetch *plan;
     uint64_t budget, largest;
     uint32_t gathers;   /* in all */
     char log[4096];     /* since asked last: "d3 a4": demand of fetch unit 3, ahead of 4 */
 };
 
-/* World 1, align 1: a unit of one parameter per numel; buckets of `bucket` elements. */
-static struct plan *open_plan(const uint64_t *numels, uint32_t count, uint64_t bucket,
-                              uint64_t budget_numel, uint64_t ahead_numel)
+/* World 1, align 4 bytes. */
+static struct plan *open_params(const struct layout_param *params, uint32_t count,
+                                struct layout_options *options, struct prefetch_config *config)
 {
-    static char names[UNITS][16];
-    struct layout_param params[UNITS];
-    struct layout_options options = {.stage = 3, .world = 1, .bucket_numel = bucket,
-                                     .align_numel = 1};
-    struct prefetch_config config = {.budget_bytes = budget_numel * 4,
-                                     .ahead_bytes = ahead_numel * 4};
+    struct wire_seal seal = {.stage = 3, .accumulate = GW_ACCUMULATE_SHARD, .micro_steps = 1,
+                             .ring_slots = 1, .gather_bytes = config->budget_bytes};
     struct plan *plan = calloc(1, sizeof(*plan));
     uint32_t wrong;
 
     assert_non_null(plan);
+    options->stage = 3;
+    options->world = 1;
+    options->align_bytes = 4;
+    assert_int_equal(layout_new(options, params, count, &plan->layout, &wrong), 0);
+    assert_int_equal(place_new(layout_page(plan->layout), &seal, 1, &plan->place), 0);
+    assert_int_equal(prefetch_new(plan->layout, plan->place, config, &plan->plan), 0);
+    plan->budget = config->budget_bytes;
+    plan->largest = place_fetch_bytes_max(plan->place);
+    return plan;
+}
+
+/* A unit of one fp32 parameter per numel; buckets of `bucket` elements. */
+static struct plan *open_reuse(const uint64_t *numels, uint32_t count, uint64_t bucket,
+                               uint64_t budget_numel, uint64_t ahead_numel, uint64_t reuse_numel)
+{
+    static char names[UNITS][16];
+    struct layout_param params[UNITS];
+    struct layout_options options = {.bucket_bytes = bucket * 4};
+    struct prefetch_config config = {.budget_bytes = budget_numel * 4,
+                                     .ahead_bytes = ahead_numel * 4,
+                                     .reuse_bytes = reuse_numel * 4};
+
     assert_true(count <= UNITS);
     for (uint32_t i = 0; i < count; i++) {
         snprintf(names[i], sizeof(names[i]), "u%u", i);
         params[i] = (struct layout_param){.name = names[i], .unit = "", .numel = numels[i]};
     }
-    assert_int_equal(layout_new(&options, params, count, &plan->layout, &wrong), 0);
-    assert_int_equal(prefetch_new(plan->layout, &config, &plan->plan), 0);
-    plan->budget = budget_numel * 4;
-    plan->largest = layout_page(plan->layout)->max_fetch_numel * 4;
-    return plan;
+    return open_params(params, count, &options, &config);
+}
+
+static struct plan *open_plan(const uint64_t *numels, uint32_t count, uint64_t bucket,
+                              uint64_t budget_numel, uint64_t ahead_numel)
+{
+    return open_reuse(numels, count, bucket, budget_numel, ahead_numel, 0);
 }
 
 static void close_plan(struct plan *plan)
 {
     prefetch_free(plan->plan);
+    place_free(plan->place);
     layout_free(plan->layout);
     free(plan);
 }
@@ -438,15 +460,13 @@ static void reset_forgets_all_but_the_figures(void **state)
     close_plan(plan);
 }
 
-/* Gathered units never share a byte, whatever the order of fetches and releases. */
-static void residencies_never_overlap(void **state)
+static void check_overlap(uint64_t reuse_numel)
 {
     static const uint64_t numels[] = {7, 3, 9, 1, 5, 8, 2, 6};
-    struct plan *plan = open_plan(numels, 8, 1, 20, 9);
+    struct plan *plan = open_reuse(numels, 8, 1, 20, 9, reuse_numel);
     uint32_t held[8] = {0}, seed = 7;
     uint64_t offset[8] = {0};
 
-    (void)state;
     for (int i = 0; i < 20000; i++) {
         struct prefetch_gather gather;
         uint32_t u = (seed = seed * 1664525u + 1013904223u) >> 16 & 7;
@@ -478,6 +498,235 @@ static void residencies_never_overlap(void **state)
         ahead(plan);
         plan->log[0] = 0;
     }
+    close_plan(plan);
+}
+
+/* Gathered units never share a byte, whatever the order of fetches and releases. */
+static void residencies_never_overlap(void **state)
+{
+    (void)state;
+    check_overlap(0);
+    check_overlap(12);
+    check_overlap(1000);
+}
+
+/* ---- reuse ----------------------------------------------------------------------------------- */
+
+/* On the way back, 4 comes at once and 3 after 4's twenty elements; 2 after forty. */
+static void units_needed_soon_are_kept(void **state)
+{
+    static const uint64_t numels[] = {10, 10, 10, 10, 10};
+    struct plan *plan = open_reuse(numels, 5, 5, 50, 0, 21);
+
+    (void)state;
+    pass(plan, 5); /* no order to follow yet */
+    assert_string_equal(log_of(plan), "d0 d1 d2 d3 d4 d4 d3 d2 d1 d0");
+    prefetch_step_end(plan->plan);
+    for (uint32_t step = 1; step < 4; step++) {
+        pass(plan, 5);
+        assert_string_equal(log_of(plan), "d0 d1 d2 d3 d4 d2 d1 d0");
+        prefetch_step_end(plan->plan);
+        assert_figures(plan, 2 * step, 10 + 8 * step, 0);
+    }
+    assert_int_equal(prefetch_figures(plan->plan).bytes_now, 0);
+    assert_int_equal(prefetch_figures(plan->plan).bytes_max, 20 * 4); /* 3, kept, and 4 */
+    close_plan(plan);
+    plan = open_reuse(numels, 5, 5, 50, 0, 20); /* less than so many */
+    for (uint32_t step = 0; step < 2; step++) {
+        pass(plan, 5);
+        prefetch_step_end(plan->plan);
+    }
+    assert_figures(plan, 1, 19, 0);
+    close_plan(plan);
+}
+
+/* A budget of three units: what is kept neither stops the prefetch nor is what is needed last. */
+static void kept_units_give_way_the_one_needed_last_first(void **state)
+{
+    static const uint64_t numels[] = {10, 10, 10, 10, 10};
+    struct plan *plan = open_reuse(numels, 5, 5, 30, 10, 1000);
+
+    (void)state;
+    pass(plan, 5);
+    prefetch_step_end(plan->plan);
+    log_of(plan);
+    pass(plan, 5);
+    assert_string_equal(log_of(plan), "d0 a1 a2 a3 a4 a1 a0");
+    prefetch_step_end(plan->plan);
+    assert_figures(plan, 9, 11, 0);
+    assert_int_equal(prefetch_figures(plan->plan).bytes_max, 30 * 4);
+    close_plan(plan);
+}
+
+/* Beyond the budget nothing is kept, and a fetch that was not foreseen takes what is. */
+static void kept_units_give_way_to_fetches(void **state)
+{
+    static const uint64_t numels[] = {10, 10, 10, 10};
+    struct plan *plan = open_reuse(numels, 4, 10, 20, 0, 1000);
+
+    (void)state;
+    use(plan, 0);
+    use(plan, 1);
+    use(plan, 0);
+    prefetch_step_end(plan->plan);
+    log_of(plan);
+    use(plan, 0);
+    assert_int_equal(prefetch_figures(plan->plan).bytes_now, 40); /* kept */
+    use(plan, 3);                                                /* no such order: not kept */
+    assert_int_equal(fetch(plan, 2), 1);
+    assert_int_equal(prefetch_figures(plan->plan).bytes_now, 80);
+    assert_int_equal(fetch(plan, 1), 1);
+    assert_int_equal(prefetch_figures(plan->plan).bytes_now, 80); /* 2 and 1: 0 went */
+    assert_int_equal(fetch(plan, 3), 1);
+    assert_int_equal(prefetch_figures(plan->plan).bytes_now, 120);
+    release(plan, 1);
+    release(plan, 2);
+    release(plan, 3);
+    prefetch_step_end(plan->plan);
+    assert_figures(plan, 0, 3 + 5, 0);
+    close_plan(plan);
+}
+
+/* More is held than the budget allows: nothing is kept on top. */
+static void nothing_is_kept_beyond_the_budget(void **state)
+{
+    static const uint64_t numels[] = {10, 10};
+    struct plan *plan = open_reuse(numels, 2, 10, 10, 0, 1000);
+
+    (void)state;
+    for (uint32_t step = 0; step < 2; step++) {
+        for (uint32_t i = 0; i < 2; i++) {
+            assert_true(fetch(plan, 0) >= 0);
+            assert_true(fetch(plan, 1) >= 0);
+            release(plan, 0);
+            release(plan, 1);
+        }
+        prefetch_step_end(plan->plan);
+    }
+    /* Of the second step, 0 ends (20 are there) and 1 is kept: 1, by then alone in the budget, is
+     * fetched after 0. */
+    assert_string_equal(log_of(plan), "d0 d1 d0 d1 d0 d1 d0 d1");
+    close_plan(plan);
+}
+
+/* D01: the second of three is used in every other step. Never fatal; what is kept unused goes at the
+ * step's end and is nobody's misjudgement. */
+static void test_d01_a_toggled_unit(void **state)
+{
+    static const uint64_t numels[] = {10, 10, 10};
+    struct plan *plan = open_reuse(numels, 3, 10, 100, 20, 1000);
+    uint32_t before = 0;
+
+    (void)state;
+    for (uint32_t step = 0; step < 12; step++) {
+        before = plan->gathers;
+        use(plan, 0);
+        if (step % 2 == 0)
+            use(plan, 1);
+        use(plan, 2);
+        use(plan, 2);
+        if (step % 2 == 0)
+            use(plan, 1);
+        use(plan, 0);
+        prefetch_step_end(plan->plan);
+        assert_int_equal(prefetch_figures(plan->plan).bytes_now, 0);
+        if (step > 3) /* both are known: forward gathers, back reuses */
+            assert_int_equal(plan->gathers - before, step % 2 == 0 ? 3 : 2);
+    }
+    close_plan(plan);
+}
+
+/* D07: a module called twice, more prefetch and reuse than budget. */
+static void test_d07_the_budget_holds(void **state)
+{
+    static const uint64_t numels[] = {400, 700, 1500, 300, 900};
+    static const uint32_t order[] = {0, 1, 1, 2, 3, 3, 4, 4, 3, 2, 1, 0};
+    struct plan *plan = open_reuse(numels, 5, 100, 1000, 10000, 10000);
+
+    (void)state;
+    for (uint32_t step = 0; step < 6; step++) {
+        for (uint32_t i = 0; i < sizeof(order) / sizeof(order[0]); i++)
+            use(plan, order[(i * (step == 4 ? 5 : 1)) % 12]); /* once in another order */
+        prefetch_step_end(plan->plan);
+        plan->log[0] = 0;
+    }
+    assert_true(prefetch_figures(plan->plan).bytes_max <= (1000 + 1500) * 4);
+    assert_true(prefetch_figures(plan->plan).hits > 0);
+    close_plan(plan);
+}
+
+static void reset_ends_what_is_kept(void **state)
+{
+    static const uint64_t numels[] = {10, 10};
+    struct plan *plan = open_reuse(numels, 2, 10, 30, 10, 1000);
+
+    (void)state;
+    pass(plan, 2);
+    prefetch_step_end(plan->plan);
+    use(plan, 0);
+    assert_int_equal(prefetch_figures(plan->plan).bytes_now, 80);
+    prefetch_reset(plan->plan);
+    assert_int_equal(prefetch_figures(plan->plan).bytes_now, 0);
+    log_of(plan);
+    pass(plan, 2);
+    assert_string_equal(log_of(plan), "d0 d1 d1 d0");
+    close_plan(plan);
+}
+
+/* ---- places ---------------------------------------------------------------------------------- */
+
+/* p persists, in 8 bytes, and is not planned; the others begin behind it. */
+static void the_pool_begins_behind_persistent_parameters(void **state)
+{
+    static const struct layout_param params[] = {
+        {.name = "p", .unit = "p", .numel = 2},
+        {.name = "a", .unit = "a", .numel = 10},
+        {.name = "b", .unit = "b", .numel = 10, .dtype = GW_DTYPE_BF16},
+        {.name = "c", .unit = "c", .numel = 10},
+    };
+
+    (void)state;
+    for (uint64_t budget = 0; budget <= 100; budget += 100) { /* one at a time; each its own place */
+        struct layout_options options = {.bucket_bytes = 40, .persist_bytes = 8};
+        struct prefetch_config config = {.budget_bytes = budget};
+        struct plan *plan = open_params(params, 4, &options, &config);
+        struct prefetch_gather gather;
+
+        assert_int_equal(layout_units(plan->layout)[0].fetch_unit, UINT32_MAX);
+        assert_int_equal(place_arena_bytes(plan->place, GW_ARENA_POOL), budget ? 108 : 48);
+        assert_int_equal(prefetch_fetch(plan->plan, 1, &gather), 1);
+        assert_int_equal(gather.fetch_unit, 1);
+        assert_int_equal(gather.offset_bytes, 8);
+        assert_int_equal(prefetch_figures(plan->plan).bytes_now, 40);
+        prefetch_release(plan->plan, 1);
+        assert_int_equal(prefetch_fetch(plan->plan, 2, &gather), 1);
+        assert_int_equal(gather.offset_bytes, budget ? 48 : 8);
+        assert_int_equal(prefetch_figures(plan->plan).bytes_now, 20); /* bf16 */
+        prefetch_release(plan->plan, 2);
+        assert_int_equal(prefetch_fetch(plan->plan, 3, &gather), 1);
+        assert_int_equal(gather.offset_bytes, budget ? 68 : 8);
+        prefetch_release(plan->plan, 3);
+        close_plan(plan);
+    }
+}
+
+/* Tests drop the edge: all at one place. */
+static void without_pool_free_all_lie_at_the_start(void **state)
+{
+    static const struct layout_param params[] = {{.name = "a", .unit = "a", .numel = 10},
+                                                 {.name = "b", .unit = "b", .numel = 10}};
+    struct layout_options options = {.bucket_bytes = 40};
+    struct prefetch_config config = {.budget_bytes = 100, .no_pool_free = true};
+    struct plan *plan = open_params(params, 2, &options, &config);
+    struct prefetch_gather gather;
+
+    (void)state;
+    assert_int_equal(prefetch_fetch(plan->plan, 0, &gather), 1);
+    assert_int_equal(gather.offset_bytes, 0);
+    assert_int_equal(prefetch_fetch(plan->plan, 1, &gather), 1);
+    assert_int_equal(gather.offset_bytes, 0);
+    prefetch_release(plan->plan, 0);
+    prefetch_release(plan->plan, 1);
     close_plan(plan);
 }
 
@@ -601,6 +850,15 @@ int main(void)
         cmocka_unit_test(a_long_step_is_recorded_as_far_as_there_is_room),
         cmocka_unit_test(reset_forgets_all_but_the_figures),
         cmocka_unit_test(residencies_never_overlap),
+        cmocka_unit_test(units_needed_soon_are_kept),
+        cmocka_unit_test(kept_units_give_way_the_one_needed_last_first),
+        cmocka_unit_test(kept_units_give_way_to_fetches),
+        cmocka_unit_test(nothing_is_kept_beyond_the_budget),
+        cmocka_unit_test(test_d01_a_toggled_unit),
+        cmocka_unit_test(test_d07_the_budget_holds),
+        cmocka_unit_test(reset_ends_what_is_kept),
+        cmocka_unit_test(the_pool_begins_behind_persistent_parameters),
+        cmocka_unit_test(without_pool_free_all_lie_at_the_start),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

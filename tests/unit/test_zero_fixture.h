@@ -8,9 +8,12 @@
  * is a reduce-scatter of bucket 1, slices of 2 elements, adding; rank 0's input starts at element 0
  * of its RING, rank 1 gives nothing; outputs at element 2 of their SHARD_GRADS; waits for rank 0's
  * timeline 3 to be 7; raises the words of bucket 1 of ranks 0 and 1 to 2.
- *   arenas: P params, G grads, A acc, R ring, S shard grads, L pool, O overflow (index.offset)
- *   ops:    RS AR GA (gather, for its rank) LA (local add) ZE (zero) VE (verdict) BA (only waits
- *           and signals)
+ *   arenas: P params, G grads, A acc, R ring, S shard grads, L pool, O overflow (index.offset);
+ *           offsets in elements of the op's dtype; of gathers in bytes / 4
+ *   ops:    RS AR GA (gather, for its rank) LA (local add) ZE (zero) CA (cast, of its rank) VE
+ *           (verdict) BA (only waits and signals)
+ *   shown where it is not what fp32 and one flat group have: "r0,2" members, "fp16>fp32" dtypes,
+ *           "x0.25" scale, "s2/4" first slice of partials and all of them
  *   others: SIG ... (a signal alone; "<n" after op n), ACQ@r slot, OVF@r index, DONE@r code,
  *           IO@r
  * Ids are shown where an op waits for another ("<7"); all_done() completes what was launched.
@@ -33,6 +36,7 @@
 #include "daemon/core/zero.h"
 
 #define FX_PARAMS 32u
+#define FX_GROUPS 4u
 #define FX_LINES 4096u
 #define FX_LINE 512u
 
@@ -41,6 +45,8 @@ struct fx {
     struct effects *effects;
     struct zero *zero;
     struct wire_seal options;
+    struct layout_group groups[FX_GROUPS]; /* from group 1 on */
+    uint32_t group_count;
     uint32_t world;
     bool ordered;
     uint64_t now_ns;
@@ -60,6 +66,8 @@ struct fx {
 struct fx_unit {
     const char *unit;
     uint64_t numel;
+    uint32_t group;
+    uint8_t dtype, grad_dtype;
 };
 
 /* ---- life ------------------------------------------------------------------------------------ */
@@ -71,8 +79,13 @@ static inline void fx_open_layout(struct fx *fx, const struct fx_unit *params, u
     struct layout_param list[FX_PARAMS];
     struct layout_options options = {.stage = fx->options.stage,
                                      .world = fx->world,
-                                     .bucket_numel = fx->options.bucket_bytes / 4,
-                                     .align_numel = fx->options.shard_align_bytes / 4};
+                                     .bucket_bytes = fx->options.bucket_bytes,
+                                     .align_bytes = fx->options.shard_align_bytes,
+                                     .accum_as_grads = fx->options.accum_as_grads,
+                                     .persist_bytes = fx->options.persist_bytes,
+                                     .shard_ranks = fx->options.shard_ranks,
+                                     .groups = fx->groups,
+                                     .group_count = fx->group_count};
     uint32_t wrong;
 
     assert_true(count <= FX_PARAMS);
@@ -80,7 +93,10 @@ static inline void fx_open_layout(struct fx *fx, const struct fx_unit *params, u
         snprintf(names[i], sizeof(names[i]), "p%u", i);
         list[i] = (struct layout_param){.name = names[i],
                                         .unit = params[i].unit ? params[i].unit : "",
-                                        .numel = params[i].numel};
+                                        .numel = params[i].numel,
+                                        .group = params[i].group,
+                                        .dtype = params[i].dtype,
+                                        .grad_dtype = params[i].grad_dtype};
     }
     assert_int_equal(layout_new(&options, list, count, &fx->layout, &wrong), 0);
     assert_int_equal(effects_new(&fx->effects), 0);
@@ -110,7 +126,7 @@ static inline struct fx *fx_new(uint32_t stage, uint32_t world, uint64_t bucket,
 #define fx_open(fx, drop, ...)                                                                     \
     do {                                                                                           \
         static const uint64_t numels_[] = {__VA_ARGS__};                                           \
-        struct fx_unit params_[FX_PARAMS] = {{NULL, 0}};                                           \
+        struct fx_unit params_[FX_PARAMS] = {{.unit = NULL}};                                      \
         for (size_t i_ = 0; i_ < sizeof(numels_) / sizeof(numels_[0]); i_++)                       \
             params_[i_].numel = numels_[i_];                                                       \
         fx_open_layout(fx, params_, sizeof(numels_) / sizeof(numels_[0]), drop);                   \
@@ -127,26 +143,28 @@ static inline void fx_free(struct fx *fx)
 
 /* ---- effects as text ------------------------------------------------------------------------- */
 
-static inline void fx_ref(struct text *text, const struct core_ref *ref)
+static inline void fx_ref(struct text *text, const struct core_ref *ref, uint32_t dtype)
 {
     static const char letters[GW_ARENA_KINDS] = {'-', 'P', 'G', 'A', 'R', 'S', 'L', 'O'};
+    uint32_t bytes = gw_dtype_bytes(dtype);
 
     if (ref->kind == GW_ARENA_NONE)
         text_add(text, "-");
     else if (ref->kind == GW_ARENA_OVERFLOW)
         text_add(text, "O%d:%u.%llu", ref->rank, ref->index,
-                 (unsigned long long)ref->offset_bytes / 4);
+                 (unsigned long long)ref->offset_bytes / bytes);
     else
         text_add(text, "%c%d:%llu", letters[ref->kind], ref->rank,
-                 (unsigned long long)ref->offset_bytes / 4);
+                 (unsigned long long)ref->offset_bytes / bytes);
 }
 
-static inline void fx_refs(struct text *text, const struct core_ref *refs, uint32_t count)
+static inline void fx_refs(struct text *text, const struct core_ref *refs, uint32_t count,
+                           uint32_t dtype)
 {
     text_add(text, "[");
     for (uint32_t i = 0; i < count; i++) {
         text_add(text, "%s", i ? " " : "");
-        fx_ref(text, &refs[i]);
+        fx_ref(text, &refs[i], dtype);
     }
     text_add(text, "]");
 }
@@ -164,14 +182,39 @@ static inline void fx_signal(struct text *text, const struct core_signal *signal
         text_add(text, "+%llu", (unsigned long long)signal->offset / 4);
 }
 
-static inline void fx_op(struct text *text, const struct core_op *op)
+/* What is not as in a job of fp32 and one flat group of all ranks. */
+static inline void fx_special(struct text *text, const struct fx *fx, const struct core_op *op)
 {
-    static const char *const names[] = {"RS", "AR", "AG", "GA", "BC", "BA", "LA", "ZE", "VE"};
+    static const char *const dtypes[] = {"fp32", "fp16", "bf16"};
+    bool sums = op->kind == CORE_OP_REDUCE_SCATTER || op->kind == CORE_OP_ALL_REDUCE;
+    float mean = (float)(1.0 / fx->world);
+
+    if ((sums || op->kind == CORE_OP_GATHER) && op->world != fx->world) {
+        for (uint32_t i = 0; i < op->world; i++)
+            text_add(text, i ? ",%u" : " r%u", op->members[i]);
+    }
+    if (op->in_dtype || op->out_dtype)
+        text_add(text, " %s>%s", dtypes[op->in_dtype], dtypes[op->out_dtype]);
+    if (op->round_dtype)
+        text_add(text, " by %s", dtypes[op->round_dtype]);
+    if (sums && (op->scale < mean || op->scale > mean))
+        text_add(text, " x%g", (double)op->scale);
+    if (sums && op->partials && (op->slice_first || op->slices != fx->world))
+        text_add(text, " s%u/%u", op->slice_first, op->slices);
+    if (sums && op->norm)
+        text_add(text, " max");
+}
+
+static inline void fx_op(struct text *text, const struct fx *fx, const struct core_op *op)
+{
+    static const char *const names[] = {"RS", "AR", "AG", "GA", "BC", "BA", "LA", "ZE", "CA", "VE"};
     bool one = op->kind == CORE_OP_LOCAL_ADD || op->kind == CORE_OP_ZERO;
 
     text_add(text, "%s", names[op->kind]);
     if (op->kind == CORE_OP_VERDICT) {
         text_add(text, " step %llu used %u", (unsigned long long)op->step, op->used_params);
+    } else if (op->kind == CORE_OP_CAST) {
+        text_add(text, "@%u", op->rank);
     } else if (op->kind != CORE_OP_BARRIER) {
         if (op->kind == CORE_OP_GATHER || one)
             text_add(text, "@%u", op->rank);
@@ -181,14 +224,16 @@ static inline void fx_op(struct text *text, const struct core_op *op)
         text_add(text, " n%llu", (unsigned long long)op->numel);
     }
     text_add(text, "%s%s", op->accumulate ? " acc" : "", op->measure ? " measure" : "");
+    fx_special(text, fx, op);
     if (op->in) {
         text_add(text, " ");
-        fx_refs(text, op->in, one ? 1 : op->world);
+        fx_refs(text, op->in, one ? 1 : op->world, op->in_dtype);
         text_add(text, " ->");
     }
     if (op->out) {
         text_add(text, " ");
-        fx_refs(text, op->out, one || op->kind == CORE_OP_GATHER ? 1 : op->world);
+        fx_refs(text, op->out, one || op->kind == CORE_OP_GATHER ? 1 : op->world,
+                op->out_dtype);
     }
     for (uint32_t i = 0; i < op->wait_count; i++)
         text_add(text, "%s %u.%u=%llu", i ? "" : " wait", op->waits[i].rank, op->waits[i].index,
@@ -216,7 +261,7 @@ static inline void fx_line(struct fx *fx, const struct core_effect *effect)
     text_start(&text, fx->lines[fx->count++], FX_LINE);
     switch (effect->kind) {
     case CORE_EFF_LAUNCH:
-        fx_op(&text, &effect->op);
+        fx_op(&text, fx, &effect->op);
         fx_launched(fx, &effect->op);
         break;
     case CORE_EFF_SIGNAL:

@@ -74,7 +74,7 @@ static void arenas_of_all_stages_and_modes(void **state)
             assert_int_equal(zero_arena_bytes(zero, GW_ARENA_OVERFLOW, rank),
                              rows[i].ring ? 32 : 0);
             assert_int_equal(zero_arena_bytes(zero, GW_ARENA_ARRAY, rank),
-                             rows[i].stage ? 32 : 64);
+                             rows[i].stage ? 8 : 16); /* of one byte an element */
             assert_int_equal(zero_arena_bytes(zero, GW_ARENA_STAGING, rank), 4 << 20);
             assert_int_equal(zero_arena_bytes(zero, GW_ARENA_SHARED_PARAMS, rank), 0);
         }
@@ -104,18 +104,22 @@ static void a_gather_budget_past_the_end_is_a_pool_of_all_units(void **state)
 static void ranks_past_the_end_own_padding_only(void **state)
 {
     struct fx *fx = fx_new(1, 8, 512, 16);
-    uint32_t owner;
     uint64_t count;
 
     (void)state;
     fx_open(fx, 0, 10);
     assert_int_equal(zero_arena_bytes(fx->zero, GW_ARENA_PARAMS, 7), 128 * 4);
     for (uint64_t i = 0; i < 10; i++) {
-        assert_int_equal(zero_param_ref(fx->zero, 0, i, &owner, &count).offset_bytes, i * 4);
-        assert_int_equal(owner, 0);
+        assert_int_equal(zero_param_ref(fx->zero, 0, i, 5, &count).offset_bytes, i * 4);
+        assert_int_equal(count, 10 - i);
+        assert_int_equal(zero_master_ref(fx->zero, 0, i, 0, &count).offset_bytes, i * 4);
+        assert_int_equal(count, 10 - i);
+        assert_int_equal(zero_master_ref(fx->zero, 0, i, 1, &count).kind, GW_ARENA_NONE);
         assert_int_equal(count, 10 - i);
     }
-    assert_int_equal(zero_param_ref(fx->zero, 0, 10, &owner, &count).kind, GW_ARENA_NONE);
+    assert_int_equal(zero_param_ref(fx->zero, 0, 10, 0, &count).kind, GW_ARENA_NONE);
+    assert_int_equal(count, 0);
+    assert_int_equal(zero_master_ref(fx->zero, 1, 0, 0, &count).kind, GW_ARENA_NONE);
     assert_int_equal(count, 0);
     fx_free(fx);
 }
@@ -130,36 +134,44 @@ static void assert_ref(struct core_ref ref, uint8_t kind, int rank, uint64_t ele
 static void parameters_lie_with_their_owner(void **state)
 {
     struct fx *fx;
-    uint32_t owner;
     uint64_t count;
 
     (void)state;
     fx = open_memory(0, GW_ACCUMULATE_LOCAL, 1, 0);
     assert_ref(zero_param_slice(fx->zero, 1, 1), GW_ARENA_PARAMS, 1, 8);
-    assert_ref(zero_param_ref(fx->zero, 1, 1, &owner, &count), GW_ARENA_PARAMS, 0, 9);
+    assert_ref(zero_param_ref(fx->zero, 1, 1, 0, &count), GW_ARENA_PARAMS, 0, 9);
+    assert_int_equal(count, 5);
+    assert_ref(zero_master_ref(fx->zero, 1, 1, 1, &count), GW_ARENA_PARAMS, 1, 9);
     assert_int_equal(count, 5);
     fx_free(fx);
 
     fx = open_memory(2, GW_ACCUMULATE_SHARD, 1, 0);
     assert_ref(zero_param_slice(fx->zero, 1, 1), GW_ARENA_PARAMS, 1, 12);
-    assert_ref(zero_param_ref(fx->zero, 1, 1, &owner, &count), GW_ARENA_PARAMS, 0, 9);
+    assert_ref(zero_param_ref(fx->zero, 1, 1, 1, &count), GW_ARENA_PARAMS, 1, 9);
+    assert_int_equal(count, 5); /* a whole replica */
+    assert_ref(zero_master_ref(fx->zero, 1, 1, 0, &count), GW_ARENA_PARAMS, 0, 9);
     assert_int_equal(count, 3); /* to the end of rank 0's slice */
-    assert_ref(zero_param_ref(fx->zero, 1, 5, &owner, &count), GW_ARENA_PARAMS, 1, 13);
-    assert_int_equal(owner, 1);
+    assert_int_equal(zero_master_ref(fx->zero, 1, 1, 1, &count).kind, GW_ARENA_NONE);
+    assert_int_equal(count, 3);
+    assert_ref(zero_master_ref(fx->zero, 1, 5, 1, &count), GW_ARENA_PARAMS, 1, 13);
     assert_int_equal(count, 1);
     fx_free(fx);
 
     fx = open_memory(3, GW_ACCUMULATE_SHARD, 1, 0); /* spans one after the other: 4 + 4 */
     assert_ref(zero_param_slice(fx->zero, 1, 1), GW_ARENA_PARAMS, 1, 4);
-    assert_ref(zero_param_ref(fx->zero, 1, 5, &owner, &count), GW_ARENA_PARAMS, 1, 5);
-    assert_ref(zero_param_ref(fx->zero, 0, 2, &owner, &count), GW_ARENA_PARAMS, 0, 2);
+    assert_ref(zero_param_ref(fx->zero, 1, 5, 1, &count), GW_ARENA_PARAMS, 1, 5);
+    assert_ref(zero_master_ref(fx->zero, 1, 5, 1, &count), GW_ARENA_PARAMS, 1, 5);
+    assert_int_equal(zero_param_ref(fx->zero, 1, 5, 0, &count).kind, GW_ARENA_NONE);
+    assert_int_equal(count, 1);
+    assert_ref(zero_param_ref(fx->zero, 0, 2, 0, &count), GW_ARENA_PARAMS, 0, 2);
     assert_int_equal(count, 2);
     fx_free(fx);
 
     fx = open_memory(3, GW_ACCUMULATE_SHARD, 1, GW_GATHER_MAPPED);
     assert_ref(zero_param_slice(fx->zero, 1, 1), GW_ARENA_SHARED_PARAMS, -1, 12);
-    assert_ref(zero_param_ref(fx->zero, 1, 5, &owner, &count), GW_ARENA_SHARED_PARAMS, -1, 13);
-    assert_int_equal(owner, 1);
+    assert_ref(zero_param_ref(fx->zero, 1, 5, 0, &count), GW_ARENA_SHARED_PARAMS, -1, 13);
+    assert_ref(zero_master_ref(fx->zero, 1, 5, 1, &count), GW_ARENA_SHARED_PARAMS, -1, 13);
+    assert_int_equal(zero_master_ref(fx->zero, 1, 5, 0, &count).kind, GW_ARENA_NONE);
     fx_free(fx);
 }
 
@@ -167,19 +179,24 @@ static void parameters_lie_with_their_owner(void **state)
 static void pieces_of_a_cut_parameter_are_found(void **state)
 {
     struct fx *fx = fx_new(1, 3, 6, 1);
-    uint32_t owner;
     uint64_t count;
 
     (void)state;
     fx_open(fx, 0, 4, 20);
     for (uint64_t i = 0; i < 20; i++) {
         const struct gw_layout_param *param = &layout_params(fx->layout)[1];
-        struct core_ref ref = zero_param_ref(fx->zero, 1, i, &owner, &count);
-
-        assert_ref(ref, GW_ARENA_PARAMS, (int)owner, param->offset + i);
         /* buckets of 6, slices of 2; the last has 2 elements, padded to 3: slices of 1 */
-        assert_int_equal(owner, i < 18 ? i % 6 / 2 : i - 18);
-        assert_int_equal(count, i < 18 ? 2 - i % 2 : 1);
+        uint32_t owner = (uint32_t)(i < 18 ? i % 6 / 2 : i - 18);
+
+        for (uint32_t r = 0; r < 3; r++) {
+            struct core_ref ref = zero_master_ref(fx->zero, 1, i, r, &count);
+
+            if (r == owner)
+                assert_ref(ref, GW_ARENA_PARAMS, (int)owner, param->offset + i);
+            else
+                assert_int_equal(ref.kind, GW_ARENA_NONE);
+            assert_int_equal(count, i < 18 ? 2 - i % 2 : 1);
+        }
     }
     fx_free(fx);
 }

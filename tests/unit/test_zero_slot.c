@@ -300,7 +300,7 @@ static void the_quota_is_told(void **state)
 {
     struct fx *fx = fx_new(2, 1, 1, 1);
     enum { buckets = GW_OVERFLOW_MAX + 6 }; /* of one element */
-    struct fx_unit params[1] = {{NULL, buckets}};
+    struct fx_unit params[1] = {{.numel = buckets}};
 
     (void)state;
     fx->options.ring_slots = 1;

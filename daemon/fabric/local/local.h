@@ -14,9 +14,9 @@
 #define LOCAL_QUICK_RANKS 16u
 
 /* Norms and non-finite counts of one bucket in one step: slices x chunks, slice by slice; several
- * ops may leave slices each. Held by the fabric until the step's verdict takes it over, and by each
- * op that writes it, so that a verdict that fails early frees nothing under a reduction. References:
- * loop thread only. */
+ * ops may leave some slices each. Held by the fabric until the step's verdict takes it over, and by
+ * each op that writes it, so that a verdict that fails early frees nothing under a reduction.
+ * References: loop thread only. */
 struct local_partials {
     uint32_t references;
     uint64_t numel; /* of a slice */

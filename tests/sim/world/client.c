@@ -10,10 +10,10 @@
 #include "tests/sim/world/internal.h"
 
 static const char *const action_names[] = {
-    "join",     "wait ready", "register",     "seal",        "param io", "barrier", "barrier wait",
-    "measure",  "reply",      "fetch",        "use",         "release",  "grad",    "micro end",
-    "step end", "verdict",    "update begin", "update wait", "write",    "commit",  "buffer",
-    "sum"};
+    "join",      "wait ready", "group",   "register",     "seal",        "param io",
+    "barrier",   "barrier wait", "measure", "reply",      "fetch",       "use",
+    "release",   "grad",       "micro end", "step end",   "verdict",     "update begin",
+    "update wait", "write",    "commit",  "buffer",       "sum"};
 
 void client_describe(const struct sim_client *client, char *text, size_t bytes)
 {
@@ -49,6 +49,7 @@ void client_free(struct sim_client *client)
         client->out = next;
     }
     stream_free(client);
+    (void)place_free(client->place);
     free(client->actions);
     free(client->buckets);
     free(client->fetches);
@@ -75,11 +76,26 @@ static void fill_register(const struct sim *sim, struct wire_msg *msg)
     for (uint32_t p = 0; p < sim->plan->param_count; p++) {
         const struct layout_param *param = &sim->plan->params[p];
 
-        params[p] = (struct wire_param){param->name, param->unit, param->numel, param->flags};
+        params[p] = (struct wire_param){.name = param->name,
+                                        .unit = param->unit,
+                                        .numel = param->numel,
+                                        .flags = param->flags,
+                                        .dtype = param->dtype,
+                                        .grad_dtype = param->grad_dtype,
+                                        .group = param->group};
     }
     msg->u.reg.first = 0;
     msg->u.reg.total = msg->u.reg.count = sim->plan->param_count;
     msg->u.reg.params = params;
+}
+
+static void fill_group(const struct sim *sim, uint32_t group, struct wire_msg *msg)
+{
+    const struct layout_group *from = &sim->plan->groups[group];
+
+    msg->u.param_group.count = from->count;
+    msg->u.param_group.shard_ranks = from->shard_ranks;
+    memcpy(msg->u.param_group.ranks, from->ranks, from->count * sizeof(from->ranks[0]));
 }
 
 static void hear(struct sim_client *client, uint32_t count, const uint32_t *timelines,
@@ -176,7 +192,7 @@ static void post_param_io(struct sim *sim, struct sim_client *client, uint32_t p
 {
     struct core_ref ref = {GW_ARENA_STAGING, (int16_t)client->rank, 0, 0};
     uint64_t numel = sim->plan->params[param].numel;
-    float *staging = memory_at(sim, &ref, numel);
+    float *staging = memory_at(sim, &ref, numel, GW_DTYPE_FP32);
     struct wire_msg *msg = &client_post(client, WIRE_PARAM_IO, client->awaited)->msg;
 
     if (staging)
@@ -197,6 +213,9 @@ static void ask(struct sim *sim, struct sim_client *client, const struct sim_act
         break;
     case ACT_WAIT_READY:
         client_post(client, WIRE_WAIT_READY, client->awaited);
+        break;
+    case ACT_GROUP:
+        fill_group(sim, action->a, &client_post(client, WIRE_PARAM_GROUP, client->awaited)->msg);
         break;
     case ACT_REGISTER:
         fill_register(sim, &client_post(client, WIRE_REGISTER, client->awaited)->msg);
@@ -221,6 +240,9 @@ static void got_reply(struct sim *sim, struct sim_client *client)
     if (client->reply.type != WIRE_SEALED)
         return;
     page = layout_page(core_layout(sim->core));
+    if (place_new(page, core_options(sim->core), place_groups_of(page, client->rank),
+                  &client->place) < 0)
+        abort();
     client->buckets = calloc(page->buckets + 1, sizeof(*client->buckets));
     client->fetches = calloc(page->units + 1, sizeof(*client->fetches));
     client->slot_count = gradient_in_ring(sim) ? core_options(sim->core)->ring_slots : 0;
@@ -288,13 +310,13 @@ bool client_can_act(struct sim *sim, struct sim_client *client)
 
 void write_span(struct sim *sim, struct sim_client *client, uint32_t bucket)
 {
-    float *params = span_params(sim, client->rank, bucket);
-    const float *grads = span_grads(sim, client->rank, bucket);
-    uint64_t offset, numel, valid;
+    struct sim_span span;
 
-    layout_span(core_layout(sim->core), bucket, client->rank, &offset, &numel, &valid);
-    for (uint64_t i = 0; params && grads && i < valid; i++)
-        params[i] = reference_update(sim->plan, params[i], grads[i]);
+    if (!span_of(sim, client, bucket, &span))
+        return;
+    for (uint64_t i = 0; i < span.valid; i++)
+        span.masters[i] = reference_update(sim->plan, span.masters[i],
+                                           sim_load(span.grads, span.grads_dtype, i));
 }
 
 static void act_in_step(struct sim *sim, struct sim_client *client, const struct sim_action *action)

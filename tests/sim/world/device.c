@@ -73,11 +73,20 @@ static uint32_t stream_of(const struct core_op *op)
     return op->stream == CORE_STREAM_GATHER ? CORE_STREAM_GATHER + op->rank : op->stream;
 }
 
+static bool holds(const struct core_op *op, uint32_t rank)
+{
+    bool found = false;
+
+    for (uint32_t i = 0; i < op->world; i++)
+        found |= op->members[i] == rank;
+    return found;
+}
+
 static void count(struct sim *sim, const struct core_op *op)
 {
     if (op->measure || op->traffic >= GW_KINDS)
         return;
-    if (op->stream == CORE_STREAM_GATHER && op->rank != 0)
+    if (op->kind == CORE_OP_GATHER ? op->rank != 0 : !holds(op, 0))
         return; /* figures are rank 0's */
     sim->result->calls[op->traffic]++;
     sim->result->payload_bytes[op->traffic] += op->payload_bytes;
@@ -86,17 +95,20 @@ static void count(struct sim *sim, const struct core_op *op)
         sim->result->reductions[op->bucket]++;
 }
 
-/* The order is the contract's: the same whoever came first. */
+/* The order is the contract's, of each group and kind: the same whoever came first. */
 static void note_order(struct sim *sim, const struct core_op *op)
 {
-    uint64_t *order = &sim->launches[0];
+    const struct layout *layout = core_layout(sim->core);
+    bool within = op->kind == CORE_OP_REDUCE_SCATTER;
+    uint64_t *order = &sim->launches[SIM_ORDER_VERDICT];
 
     if (op->kind == CORE_OP_GATHER)
-        order = &sim->launches[1 + op->rank];
-    else if (op->kind != CORE_OP_REDUCE_SCATTER && op->kind != CORE_OP_ALL_REDUCE &&
-             op->kind != CORE_OP_VERDICT)
+        order = &sim->launches[SIM_ORDER_GATHER(op->rank, layout_buckets(layout)[op->bucket].group)];
+    else if (layout && (within || op->kind == CORE_OP_ALL_REDUCE) && op->slices)
+        order = &sim->launches[SIM_ORDER_REDUCE(within, layout_buckets(layout)[op->bucket].group)];
+    else if (op->kind != CORE_OP_VERDICT)
         return;
-    *order = sim_hash(*order, op->kind, op->bucket, op->step, op->accumulate);
+    *order = sim_hash(*order, op->kind, op->bucket, op->step, op->accumulate + 2 * op->members[0]);
 }
 
 void device_launch(struct sim *sim, const struct core_op *op)

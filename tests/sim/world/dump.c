@@ -144,8 +144,8 @@ static void add_memory(struct dump *dump)
         all += mix_bytes(hash, arena->data, arena->bytes); /* the list has no order */
     }
     add(dump, all);
-    add_bytes(dump, sim->partials, page->buckets * sizeof(*sim->partials));
-    add_bytes(dump, sim->nonfinite, page->buckets * sizeof(*sim->nonfinite));
+    add_bytes(dump, sim->partials, page->buckets * SIM_RANKS_MAX * sizeof(*sim->partials));
+    add_bytes(dump, sim->nonfinite, page->buckets * SIM_RANKS_MAX * sizeof(*sim->nonfinite));
     for (uint32_t r = 0; r < sim->plan->world; r++) {
         const struct sim_board *board = &sim->boards[r];
 
@@ -264,16 +264,19 @@ static void add_zero_rank(struct dump *dump, const struct zero *z, const struct 
     add_bytes(dump, mine->released, SIM_TIMELINES * sizeof(uint64_t));
     add_bytes(dump, mine->gather_waits, SIM_TIMELINES * sizeof(uint64_t));
     add_bytes(dump, mine->said, SIM_TIMELINES * sizeof(uint64_t));
-    add(dump, mine->gather_commits);
     add_op(dump, mine->commit_op);
+    add_op(dump, mine->cast_op);
     add_op(dump, mine->gather_op);
+    add_op(dump, mine->persist_op);
     add_op(dump, mine->reduce_op);
+    add(dump, mine->shards_waited);
+    add(dump, mine->verdict_seen == z->verdict_op);
     if (mine->plan) {
         struct prefetch_figures figures = prefetch_figures(mine->plan);
 
         add_bytes(dump, &figures, sizeof(figures));
     }
-    for (uint32_t s = 0; s < z->memory.ring_slots + mine->overflows && z->memory.ring; s++) {
+    for (uint32_t s = 0; s < z->ring_slots + mine->overflows && z->ring; s++) {
         const struct zero_slot *slot = zero_slot(z, (uint32_t)(mine - z->ranks), s);
 
         add(dump, (uint32_t)slot->held | (uint32_t)slot->used << 1 |
@@ -304,19 +307,28 @@ static void add_entries(struct dump *dump, const struct zero *z)
         add(dump, z->due[i].mask);
 }
 
+static void add_group(struct dump *dump, const struct zero_group *group)
+{
+    add(dump, group->pos_m | (uint64_t)group->pos_i << 32);
+    add(dump, group->finals | (uint64_t)group->micro_max << 32);
+    add(dump, group->digest);
+    add(dump, group->gate | group->committed << 32);
+    add(dump, group->commits | group->gathered << 32);
+    add(dump, group->fresh);
+    add_bytes(dump, group->order, group->buckets * sizeof(*group->order));
+    add_bytes(dump, group->recorded, group->recorded_count * sizeof(*group->recorded));
+}
+
 static void add_zero(struct dump *dump, const struct zero *z)
 {
-    add(dump, z->step | z->gate << 32);
-    add(dump, z->declared | (uint64_t)z->micro_max << 32);
-    add(dump, z->pos_m | (uint64_t)z->pos_i << 32);
-    add(dump, z->digest);
+    add(dump, z->step | z->declared << 32);
     add_op(dump, z->verdict_op);
     add_op(dump, z->quiet_op);
     add(dump, z->update_open | z->committed << 32);
-    add(dump, z->commits | z->shards_waited << 32);
-    add(dump, z->gathered | (uint64_t)z->loud << 32);
-    add_bytes(dump, z->order, z->buckets * sizeof(*z->order));
-    add_bytes(dump, z->recorded, z->recorded_count * sizeof(*z->recorded));
+    add(dump, z->loud);
+    for (uint32_t g = 0; g < z->group_count; g++)
+        add_group(dump, &z->groups[g]);
+    add_bytes(dump, z->gather_commits, z->world * z->group_count * sizeof(*z->gather_commits));
     add_bytes(dump, z->done, z->buckets * sizeof(*z->done));
     add_bytes(dump, z->launched, z->buckets * sizeof(*z->launched));
     add_bytes(dump, z->valid, z->buckets);

@@ -26,8 +26,8 @@ static void new_boards(struct sim *sim)
         memset(&board->verdict, 0, sizeof(board->verdict));
     }
     if (!sim->partials) {
-        sim->partials = calloc(page->buckets + 1, sizeof(*sim->partials));
-        sim->nonfinite = calloc(page->buckets + 1, sizeof(*sim->nonfinite));
+        sim->partials = calloc((page->buckets + 1) * SIM_RANKS_MAX, sizeof(*sim->partials));
+        sim->nonfinite = calloc((page->buckets + 1) * SIM_RANKS_MAX, sizeof(*sim->nonfinite));
     }
 }
 
@@ -42,7 +42,7 @@ static void build(struct sim *sim)
 
 static void overflow(struct sim *sim, const struct core_effect *effect)
 {
-    uint64_t bytes = layout_page(core_layout(sim->core))->max_bucket_numel * sizeof(float);
+    uint64_t bytes = layout_page(core_layout(sim->core))->max_bucket_bytes;
     struct core_event event = {
         .kind = CORE_EV_OVERFLOW, .rank = effect->rank, .index = effect->index};
 

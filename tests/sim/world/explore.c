@@ -240,7 +240,7 @@ static uint64_t end_of(const struct sim *sim)
     const struct sim_result *result = sim->result;
     uint64_t hash = result->params_hash;
 
-    for (uint32_t i = 0; i <= sim->plan->world; i++)
+    for (uint32_t i = 0; i < SIM_ORDERS; i++)
         hash = sim_hash(hash, sim->launches[i], 0, 0, 0);
     for (uint32_t k = 0; k < GW_KINDS; k++)
         hash = sim_hash(hash, result->calls[k], result->payload_bytes[k], k, 0);

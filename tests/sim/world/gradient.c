@@ -56,25 +56,22 @@ bool gradient_can_act(struct sim *sim, struct sim_client *client, const struct s
     return sim->plan->impatient && free_slot(sim, client) != GW_NO_SLOT;
 }
 
-static float *place(struct sim *sim, const struct sim_client *client,
-                    const struct gw_layout_piece *piece)
+static uint32_t dtype_of(const struct sim *sim, uint32_t bucket)
 {
-    const struct gw_layout_page *page = layout_page(core_layout(sim->core));
-    uint32_t slot = client->buckets[piece->bucket].slot;
-    struct core_ref ref = {GW_ARENA_GRADS, (int16_t)client->rank, 0, 0};
-    uint64_t at = piece->bucket_offset;
+    return layout_buckets(core_layout(sim->core))[bucket].grad_dtype;
+}
 
-    if (!gradient_in_ring(sim)) {
-        at += layout_buckets(core_layout(sim->core))[piece->bucket].offset;
-    } else if (slot < core_options(sim->core)->ring_slots) {
-        ref.kind = GW_ARENA_RING;
-        at += slot * page->max_bucket_numel;
-    } else {
-        ref.kind = GW_ARENA_OVERFLOW;
-        ref.index = slot - core_options(sim->core)->ring_slots;
-    }
-    ref.offset_bytes = at * sizeof(float);
-    return memory_at(sim, &ref, piece->numel);
+static void *piece_memory(struct sim *sim, const struct sim_client *client,
+                          const struct gw_layout_piece *piece)
+{
+    struct place_ref at = gradient_in_ring(sim)
+                              ? place_slot(client->place, client->buckets[piece->bucket].slot)
+                              : place_grads(client->place, piece->bucket);
+    struct core_ref ref = memory_ref(client, at);
+    uint32_t dtype = dtype_of(sim, piece->bucket);
+
+    ref.offset_bytes += piece->bucket_offset * gw_dtype_bytes(dtype);
+    return memory_at(sim, &ref, piece->numel, dtype);
 }
 
 /* The client's memory of a piece gets this micro-step's gradient; RUNNING: added in place. */
@@ -82,6 +79,7 @@ void gradient_write_piece(struct sim *sim, const struct sim_client *client,
                           const struct sim_write *write)
 {
     const struct gw_layout_piece *piece = piece_of(sim, write->param, write->piece);
+    uint32_t dtype = dtype_of(sim, piece->bucket);
     bool add = false;
 
     for (uint32_t m = 0; m < write->micro && sim->plan->running; m++)
@@ -90,7 +88,7 @@ void gradient_write_piece(struct sim *sim, const struct sim_client *client,
         float value = plan_gradient(sim->plan, client->rank, write->step, write->micro,
                                     write->param, piece->param_offset + i);
 
-        write->to[i] = add ? write->to[i] + value : value;
+        sim_store(write->to, dtype, i, add ? sim_load(write->to, dtype, i) + value : value);
     }
 }
 
@@ -226,7 +224,7 @@ void gradient_act(struct sim *sim, struct sim_client *client, const struct sim_a
         take_slot(client, piece->bucket, slot);
     }
     slot = mine->slot;
-    write.to = place(sim, client, piece);
+    write.to = piece_memory(sim, client, piece);
     if (!write.to)
         return;
     if (sim_draw(sim, 1000) < sim->plan->token)
@@ -296,7 +294,7 @@ void gradient_stream_act(struct sim *sim, struct sim_client *client,
         take_slot(client, piece->bucket, slot);
     }
     slot = mine->slot;
-    write.to = place(sim, client, piece);
+    write.to = piece_memory(sim, client, piece);
     if (!write.to)
         return;
     if (side) {
@@ -325,6 +323,8 @@ void gradient_open_micro(struct sim *sim, struct sim_client *client, bool step_b
         mine->declared = 0;
         mine->slot = GW_NO_SLOT;
         mine->outstanding = layout_buckets(core_layout(sim->core))[b].pieces - mine->final;
+        if (!place_span_numel(client->place, b)) /* of a group that it is not in */
+            mine->outstanding = 0;
         mine->open = mine->outstanding > 0;
     }
 }

@@ -5,6 +5,7 @@
 #ifndef GW_SIM_INTERNAL_H
 #define GW_SIM_INTERNAL_H
 
+#include "proto/place.h"
 #include "tests/sim/world/reference.h"
 #include "tests/sim/world/sim.h"
 
@@ -23,7 +24,7 @@ struct sim_arena {
     int rank;
     uint32_t index;
     uint64_t bytes;
-    float *data;
+    void *data;
 };
 
 /* ---- device.c -------------------------------------------------------------------------------- */
@@ -62,6 +63,7 @@ struct sim_board {
 enum sim_action_kind {
     ACT_JOIN,
     ACT_WAIT_READY,
+    ACT_GROUP, /* a: the first is 0 */
     ACT_REGISTER,
     ACT_SEAL,
     ACT_PARAM_IO, /* a: param */
@@ -101,7 +103,7 @@ struct sim_posted { /* a message on its way to the core */
 struct sim_write { /* a declared gradient that is still to be written, by another thread */
     uint32_t param, piece, micro, step, timeline;
     uint64_t value;
-    float *to;
+    void *to;
 };
 
 struct sim_ring_slot {
@@ -156,6 +158,7 @@ struct sim_queue {
 
 struct sim_client {
     uint32_t rank;
+    struct place *place; /* once the layout is known */
     bool gone, finished;
     bool in_update, wrote; /* as the core has heard; as is */
     uint32_t commits;      /* that the core has heard of */
@@ -189,6 +192,13 @@ struct sim_client {
     uint64_t ops; /* collective ops submitted */
 };
 
+/* Orders of launches: reductions of a group, between runs and within; gathers of a group for a
+ * rank. */
+#define SIM_ORDER_VERDICT 0u
+#define SIM_ORDER_REDUCE(within, group) (1u + 2u * (group) + (within))
+#define SIM_ORDER_GATHER(rank, group) (1u + SIM_GROUPS_MAX * (2u + (rank)) + (group))
+#define SIM_ORDERS SIM_ORDER_GATHER(SIM_RANKS_MAX, 0u)
+
 struct sim {
     const struct sim_plan *plan;
     struct sim_result *result;
@@ -207,11 +217,10 @@ struct sim {
     struct sim_op *done, **done_end; /* executed, the core has not heard yet */
     struct sim_signal *signals;
     uint64_t launched;
-    uint64_t launches[1 + SIM_RANKS_MAX]; /* orders so far: reductions and verdicts; gathers of each
-                                           * rank */
+    uint64_t launches[SIM_ORDERS]; /* orders so far */
     bool *executed; /* by op id */
     uint64_t executed_room;
-    double *partials; /* by bucket: squares of what was reduced last */
+    double *partials; /* bucket x slice: squares of what was reduced last, or its largest */
     uint64_t *nonfinite;
     struct sim_board boards[SIM_RANKS_MAX];
     struct sim_client clients[SIM_RANKS_MAX];
@@ -248,7 +257,9 @@ int memory_add(struct sim *sim, enum gw_arena_kind kind, int rank, uint32_t inde
 void memory_build(struct sim *sim);
 void memory_free(struct sim *sim);
 /* NULL with sim_fail: no such place. kind NONE gives NULL without failing. */
-float *memory_at(struct sim *sim, const struct core_ref *ref, uint64_t numel);
+void *memory_at(struct sim *sim, const struct core_ref *ref, uint64_t numel, uint32_t dtype);
+/* A place of the client's as a reference. */
+struct core_ref memory_ref(const struct sim_client *client, struct place_ref at);
 void memory_param_io(struct sim *sim, const struct core_effect *effect);
 
 /* device.c */
@@ -262,8 +273,6 @@ void device_free(struct sim *sim);
 
 /* kernels.c: what ops do to memory */
 void kernel_run(struct sim *sim, const struct core_op *op);
-/* Squares and non-finite count of a bucket; fixed order. */
-double kernel_squares(const float *values, uint64_t numel, uint64_t *ret_nonfinite);
 
 /* trace.c */
 void trace_event(const struct sim *sim, const struct core_event *event);
@@ -332,9 +341,16 @@ void check_unit(struct sim *sim, struct sim_client *client, uint32_t step, uint3
 void check_verdict(struct sim *sim, struct sim_client *client, uint32_t step);
 void check_shard(struct sim *sim, struct sim_client *client, uint32_t step, const char *when);
 void check_final(struct sim *sim);
-/* The rank's span of a bucket: its parameters and its reduced gradient. */
-float *span_params(struct sim *sim, uint32_t rank, uint32_t bucket);
-const float *span_grads(struct sim *sim, uint32_t rank, uint32_t bucket);
+/* The client's span of a bucket. False: it owns nothing of it. */
+struct sim_span {
+    uint64_t offset, numel, valid; /* in the bucket */
+    float *masters;
+    void *params; /* as they are gathered */
+    const void *grads;
+    uint32_t dtype, grads_dtype;
+};
+bool span_of(struct sim *sim, const struct sim_client *client, uint32_t bucket,
+             struct sim_span *ret_span);
 /* Reference at a flat position (padding: 0). */
 float flat_value(const struct sim *sim, const float *by_param, uint32_t bucket, uint64_t offset);
 

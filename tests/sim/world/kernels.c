@@ -5,59 +5,68 @@
 
 #include "tests/sim/world/internal.h"
 
-double kernel_squares(const float *values, uint64_t numel, uint64_t *ret_nonfinite)
+/* What a slice of a result leaves for the verdict: its squares, or its largest element. */
+static void leave_partials(struct sim *sim, const struct core_op *op, uint32_t slice,
+                           const void *values, uint64_t numel)
 {
-    double sum = 0;
+    double *left = &sim->partials[op->bucket * SIM_RANKS_MAX + slice];
+    uint64_t *nonfinite = &sim->nonfinite[op->bucket * SIM_RANKS_MAX + slice];
 
+    *left = 0;
+    *nonfinite = 0;
     for (uint64_t i = 0; i < numel; i++) {
-        sum += (double)values[i] * (double)values[i];
-        *ret_nonfinite += isfinite(values[i]) ? 0 : 1;
+        double value = (double)sim_load(values, op->out_dtype, i);
+
+        if (op->norm == GW_NORM_MAX)
+            *left = fabs(value) > *left ? fabs(value) : *left;
+        else
+            *left += value * value;
+        *nonfinite += isfinite(value) ? 0 : 1;
     }
-    return sum;
 }
 
-/* scale * (sum over ranks of element i), `from` NULL reading as zero. */
-static float sum_at(const struct core_op *op, float *const *from, uint64_t i)
+/* scale * (sum over members of element i), `from` NULL reading as zero. */
+static float sum_at(const struct core_op *op, void *const *from, uint64_t i)
 {
     float values[SIM_RANKS_MAX];
 
-    for (uint32_t q = 0; q < op->world; q++)
-        values[q] = from[q] ? from[q][i] : 0;
+    for (uint32_t q = 0; q < op->world; q++) {
+        values[q] = from[q] ? sim_load(from[q], op->in_dtype, i) : 0;
+        values[q] = sim_round(values[q], op->round_dtype);
+    }
     return op->scale * sim_tree_sum(values, op->world);
+}
+
+static void put(const struct core_op *op, void *to, uint64_t i, float value)
+{
+    if (op->accumulate)
+        value = sim_load(to, op->out_dtype, i) + value;
+    sim_store(to, op->out_dtype, i, value);
 }
 
 static void reduce_scatter(struct sim *sim, const struct core_op *op)
 {
-    float *from[SIM_RANKS_MAX], *to;
-    double squares = 0;
-    uint64_t nonfinite = 0;
+    void *from[SIM_RANKS_MAX], *to;
 
     for (uint32_t q = 0; q < op->world; q++)
-        from[q] = memory_at(sim, &op->in[q], op->world * op->numel);
+        from[q] = memory_at(sim, &op->in[q], op->world * op->numel, op->in_dtype);
     for (uint32_t r = 0; r < op->world && !sim->failed; r++) {
-        to = memory_at(sim, &op->out[r], op->numel);
-        for (uint64_t i = 0; to && i < op->numel; i++) {
-            float value = sum_at(op, from, r * op->numel + i);
-
-            to[i] = op->accumulate ? to[i] + value : value;
-        }
-        if (to)
-            squares += kernel_squares(to, op->numel, &nonfinite);
-    }
-    if (op->partials) {
-        sim->partials[op->bucket] = squares;
-        sim->nonfinite[op->bucket] = nonfinite;
+        to = memory_at(sim, &op->out[r], op->numel, op->out_dtype);
+        for (uint64_t i = 0; to && i < op->numel; i++)
+            put(op, to, i, sum_at(op, from, r * op->numel + i));
+        if (to && op->partials)
+            leave_partials(sim, op, op->slice_first + r, to, op->numel);
     }
 }
 
 static void all_reduce(struct sim *sim, const struct core_op *op)
 {
     uint64_t numel = op->total_numel ? op->total_numel : op->world * op->numel;
-    float *from[SIM_RANKS_MAX], *to[SIM_RANKS_MAX];
+    void *from[SIM_RANKS_MAX], *to[SIM_RANKS_MAX];
 
     for (uint32_t q = 0; q < op->world; q++) {
-        from[q] = memory_at(sim, &op->in[q], numel);
-        to[q] = memory_at(sim, &op->out[q], numel);
+        from[q] = memory_at(sim, &op->in[q], numel, op->in_dtype);
+        to[q] = memory_at(sim, &op->out[q], numel, op->out_dtype);
         if (sim->failed)
             return;
     }
@@ -66,75 +75,110 @@ static void all_reduce(struct sim *sim, const struct core_op *op)
 
         for (uint32_t r = 0; r < op->world; r++) {
             if (to[r])
-                to[r][i] = op->accumulate ? to[r][i] + value : value;
+                put(op, to[r], i, value);
         }
     }
-    if (op->partials) {
-        double squares = 0;
-
-        sim->nonfinite[op->bucket] = 0;
-        for (uint32_t r = 0; r < op->world; r++) /* slice by slice, as a reduce-scatter adds them */
-            squares +=
-                kernel_squares(to[0] + r * op->numel, op->numel, &sim->nonfinite[op->bucket]);
-        sim->partials[op->bucket] = squares;
-    }
+    for (uint32_t r = 0; r < op->world && op->partials; r++)
+        leave_partials(sim, op, op->slice_first + r,
+                       (char *)to[0] + r * op->numel * gw_dtype_bytes(op->out_dtype), op->numel);
 }
 
-static void gather_bucket(struct sim *sim, const struct core_op *op, uint32_t bucket, float *to)
+static void gather_bucket(struct sim *sim, const struct core_op *op, uint32_t bucket)
 {
-    for (uint32_t q = 0; q < sim->plan->world && !sim->failed; q++) {
-        struct core_ref ref = core_param_slice(sim->core, bucket, q);
-        uint64_t offset, numel, valid;
-        const float *from;
+    const struct gw_layout_bucket *at = &layout_buckets(core_layout(sim->core))[bucket];
+    uint64_t numel = at->padded_numel / op->world, bytes = numel * gw_dtype_bytes(at->dtype);
+    struct core_ref ref = op->out[0];
+    char *to;
 
-        layout_span(core_layout(sim->core), bucket, q, &offset, &numel, &valid);
-        from = memory_at(sim, &ref, numel);
-        if (from && !(op->in_place_skip && q == op->rank))
-            memcpy(to + offset, from, numel * sizeof(float));
+    ref.offset_bytes += core_gathered(sim->core, bucket, op->rank) -
+                        core_gathered(sim->core, op->bucket, op->rank);
+    to = memory_at(sim, &ref, at->padded_numel, at->dtype);
+    for (uint32_t i = 0; i < op->world && to; i++) {
+        struct core_ref slice = core_param_slice(sim->core, bucket, op->members[i]);
+        const void *from = memory_at(sim, &slice, numel, at->dtype);
+
+        if (from && !(op->in_place_skip && op->members[i] == op->rank))
+            memcpy(to + i * bytes, from, bytes);
     }
 }
 
 static void gather(struct sim *sim, const struct core_op *op)
 {
-    const struct gw_layout_bucket *buckets = layout_buckets(core_layout(sim->core));
-    uint64_t start = buckets[op->bucket].offset;
+    for (uint32_t b = op->bucket; b < op->bucket + op->bucket_count && !sim->failed; b++)
+        gather_bucket(sim, op, b);
+}
 
-    for (uint32_t b = op->bucket; b < op->bucket + op->bucket_count && !sim->failed; b++) {
-        struct core_ref ref = op->out[0];
-        float *to;
+static void cast(struct sim *sim, const struct core_op *op)
+{
+    const struct layout *layout = core_layout(sim->core);
 
-        ref.offset_bytes += (buckets[b].offset - start) * sizeof(float);
-        to = memory_at(sim, &ref, buckets[b].padded_numel);
-        if (to)
-            gather_bucket(sim, op, b, to);
+    for (uint32_t b = 0; b < layout_page(layout)->buckets; b++) {
+        const struct gw_layout_bucket *at = &layout_buckets(layout)[b];
+        struct core_ref master = core_master_slice(sim->core, b, op->rank);
+        struct core_ref slice = core_param_slice(sim->core, b, op->rank);
+        uint64_t offset, numel, valid;
+        const void *from;
+        void *to;
+
+        if (at->dtype != op->out_dtype || slice.kind == GW_ARENA_NONE)
+            continue;
+        layout_slice(layout, b, 0, &offset, &numel, &valid);
+        from = memory_at(sim, &master, numel, GW_DTYPE_FP32);
+        to = memory_at(sim, &slice, numel, at->dtype);
+        for (uint64_t i = 0; i < numel && from && to; i++)
+            sim_store(to, at->dtype, i, sim_load(from, GW_DTYPE_FP32, i));
     }
 }
 
 static void all_gather(struct sim *sim, const struct core_op *op)
 {
+    uint64_t bytes = op->numel * gw_dtype_bytes(op->out_dtype);
+
     for (uint32_t r = 0; r < op->world; r++) {
-        float *to = memory_at(sim, &op->out[r], op->world * op->numel);
+        char *to = memory_at(sim, &op->out[r], op->world * op->numel, op->out_dtype);
 
         for (uint32_t q = 0; to && q < op->world; q++) {
-            const float *from = memory_at(sim, &op->in[q], op->numel);
+            const void *from = memory_at(sim, &op->in[q], op->numel, op->in_dtype);
 
             if (from)
-                memmove(to + q * op->numel, from, op->numel * sizeof(float));
+                memmove(to + q * bytes, from, bytes);
         }
     }
 }
 
 static void local(struct sim *sim, const struct core_op *op)
 {
-    float *to = memory_at(sim, &op->out[0], op->numel);
-    const float *from =
-        op->kind == CORE_OP_LOCAL_ADD ? memory_at(sim, &op->in[0], op->numel) : NULL;
+    bool adds = op->kind == CORE_OP_LOCAL_ADD;
+    void *to = memory_at(sim, &op->out[0], op->numel, op->out_dtype);
+    const void *from = adds ? memory_at(sim, &op->in[0], op->numel, op->in_dtype) : NULL;
 
     for (uint64_t i = 0; to && i < op->numel; i++) {
-        float value = from ? from[i] : 0;
+        float value = from ? sim_load(from, op->in_dtype, i) : 0;
 
-        to[i] = op->kind == CORE_OP_LOCAL_ADD && op->accumulate ? to[i] + value : value;
+        if (adds && op->accumulate)
+            value = sim_load(to, op->out_dtype, i) + value;
+        sim_store(to, op->out_dtype, i, value);
     }
+}
+
+/* Of a bucket, slice by slice. */
+static double bucket_partials(const struct sim *sim, const struct core_op *op, uint32_t bucket,
+                              uint64_t *ret_nonfinite)
+{
+    const struct gw_layout_page *page = layout_page(core_layout(sim->core));
+    uint32_t group = layout_page_buckets(page)[bucket].group;
+    double sum = 0;
+
+    for (uint32_t i = 0; i < layout_page_groups(page)[group].members; i++) {
+        double part = sim->partials[bucket * SIM_RANKS_MAX + i];
+
+        *ret_nonfinite += sim->nonfinite[bucket * SIM_RANKS_MAX + i];
+        if (op->norm != GW_NORM_MAX)
+            sum += part;
+        else if (part > sum)
+            sum = part;
+    }
+    return sum;
 }
 
 static void verdict(struct sim *sim, const struct core_op *op)
@@ -142,18 +186,23 @@ static void verdict(struct sim *sim, const struct core_op *op)
     const struct gw_layout_page *page = layout_page(core_layout(sim->core));
     struct gw_shm_verdict out = {
         .step = op->step, .digest = op->digest, .clip_factor = 1, .used_params = op->used_params};
-    double squares = 0;
+    double norm = 0;
 
-    for (uint32_t b = page->buckets; b-- > 0;) {
-        if (op->used_buckets[b] && sim->nonfinite[b]) {
-            out.nonfinite = 1;
-            out.clip_factor = 0;
-            out.first_bucket = b;
-        }
+    for (uint32_t b = 0; b < page->buckets; b++) {
+        uint64_t nonfinite = 0;
+        double part = op->used_buckets[b] ? bucket_partials(sim, op, b, &nonfinite) : 0;
+
+        if (op->norm != GW_NORM_MAX)
+            norm += part;
+        else if (part > norm)
+            norm = part;
+        if (!nonfinite || out.nonfinite)
+            continue;
+        out.nonfinite = 1;
+        out.clip_factor = 0;
+        out.first_bucket = b;
     }
-    for (uint32_t b = 0; b < page->buckets; b++)
-        squares += op->used_buckets[b] ? sim->partials[b] : 0;
-    out.norm = (float)sqrt(squares);
+    out.norm = (float)(op->norm == GW_NORM_MAX ? norm : sqrt(norm));
     for (uint32_t r = 0; r < sim->plan->world; r++) {
         sim->boards[r].verdict = out;
         memcpy(sim->boards[r].used, op->used_bits, (page->params + 7) / 8);
@@ -183,6 +232,9 @@ void kernel_run(struct sim *sim, const struct core_op *op)
     case CORE_OP_LOCAL_ADD:
     case CORE_OP_ZERO:
         local(sim, op);
+        break;
+    case CORE_OP_CAST:
+        cast(sim, op);
         break;
     case CORE_OP_VERDICT:
         verdict(sim, op);

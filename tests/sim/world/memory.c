@@ -85,54 +85,69 @@ void memory_free(struct sim *sim)
     }
 }
 
-float *memory_at(struct sim *sim, const struct core_ref *ref, uint64_t numel)
+void *memory_at(struct sim *sim, const struct core_ref *ref, uint64_t numel, uint32_t dtype)
 {
+    uint64_t bytes = numel * gw_dtype_bytes(dtype);
     const struct sim_arena *arena;
 
     if (ref->kind == GW_ARENA_NONE)
         return NULL;
     arena = find(sim, ref->kind, ref->rank, ref->index);
-    if (!arena || ref->offset_bytes % sizeof(float) || ref->offset_bytes > arena->bytes ||
-        numel * sizeof(float) > arena->bytes - ref->offset_bytes) {
-        sim_fail(sim, "no memory: kind %u rank %d index %u offset %lu numel %lu (arena: %lu bytes)",
+    if (!arena || ref->offset_bytes % gw_dtype_bytes(dtype) || ref->offset_bytes > arena->bytes ||
+        bytes > arena->bytes - ref->offset_bytes) {
+        sim_fail(sim, "no memory: kind %u rank %d index %u offset %lu bytes %lu (arena: %lu)",
                  ref->kind, ref->rank, ref->index, (unsigned long)ref->offset_bytes,
-                 (unsigned long)numel, arena ? (unsigned long)arena->bytes : 0ul);
+                 (unsigned long)bytes, arena ? (unsigned long)arena->bytes : 0ul);
         return NULL;
     }
-    return arena->data + ref->offset_bytes / sizeof(float);
+    return (char *)arena->data + ref->offset_bytes;
 }
 
-/* Between a rank's staging and the parameters: one replica, the owner's shard, or all replicas. */
+struct core_ref memory_ref(const struct sim_client *client, struct place_ref at)
+{
+    return (struct core_ref){
+        at.kind, (int16_t)(at.kind == GW_ARENA_SHARED_PARAMS ? -1 : (int)client->rank), at.index,
+        at.offset_bytes};
+}
+
+/* One stretch of a rank's masters or of what is gathered. Elements; 0: sim_fail. */
+static uint64_t io_part(struct sim *sim, const struct core_effect *effect, bool masters,
+                        uint32_t rank, uint64_t done, float *staging)
+{
+    uint32_t dtype = masters ? GW_DTYPE_FP32 : sim->plan->params[effect->io.param].dtype;
+    uint64_t count = 0, offset = effect->io.offset + done;
+    struct core_ref ref =
+        masters ? core_master_ref(sim->core, effect->io.param, offset, rank, &count)
+                : core_param_ref(sim->core, effect->io.param, offset, rank, &count);
+    void *at;
+
+    if (count > effect->io.count - done)
+        count = effect->io.count - done;
+    at = memory_at(sim, &ref, count, dtype);
+    if (!count)
+        sim_fail(sim, "param_io: nowhere");
+    for (uint64_t i = 0; i < count && at; i++) {
+        if (effect->io.write)
+            sim_store(at, dtype, i, staging[done + i]);
+        else
+            staging[done + i] = sim_load(at, dtype, i);
+    }
+    return count;
+}
+
+/* Between a rank's staging and the parameters: written are all masters and all copies of them,
+ * read is a master. */
 void memory_param_io(struct sim *sim, const struct core_effect *effect)
 {
     const struct core_ref staging_ref = {GW_ARENA_STAGING, (int16_t)effect->rank, 0, 0};
-    float *staging = memory_at(sim, &staging_ref, effect->io.count);
-    uint32_t replicas = effect->io.write && sim->plan->seal.stage < 3 ? sim->plan->world : 1;
+    float *staging = memory_at(sim, &staging_ref, effect->io.count, GW_DTYPE_FP32);
 
-    for (uint32_t replica = 0; replica < replicas; replica++) {
-        uint64_t done = 0;
+    for (uint32_t rank = 0; rank < sim->plan->world && staging; rank++) {
+        for (uint32_t masters = 0; masters <= 1; masters++) {
+            uint64_t done = 0;
 
-        while (done < effect->io.count && !sim->failed) {
-            uint32_t rank = replicas > 1 ? replica : effect->rank, owner = 0;
-            uint64_t count = 0;
-            struct core_ref ref = core_param_ref(sim->core, effect->io.param,
-                                                 effect->io.offset + done, &owner, &count);
-            float *at;
-
-            if (count > effect->io.count - done)
-                count = effect->io.count - done;
-            if (sim->plan->seal.stage < 3)
-                ref.rank = (int16_t)rank;
-            at = memory_at(sim, &ref, count);
-            if (!at || !count) {
-                sim_fail(sim, "param_io: nowhere");
-                return;
-            }
-            if (effect->io.write)
-                memcpy(at, staging + done, count * sizeof(float));
-            else
-                memcpy(staging + done, at, count * sizeof(float));
-            done += count;
+            while (done < effect->io.count && !sim->failed && (masters || effect->io.write))
+                done += io_part(sim, effect, masters, rank, done, staging);
         }
     }
 }

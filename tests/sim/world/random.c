@@ -22,8 +22,9 @@ void sim_model_random(struct sim_model *model, uint64_t seed)
         unit += pick(seed, 100 + p, 2);
         snprintf(model->names[p], sizeof(model->names[p]), "p%u", p);
         snprintf(model->units[p], sizeof(model->units[p]), "u%u", unit);
-        model->params[p] = (struct layout_param){model->names[p], model->units[p],
-                                                 sizes[pick(seed, 200 + p, 8)], 0};
+        model->params[p] = (struct layout_param){.name = model->names[p],
+                                                 .unit = model->units[p],
+                                                 .numel = sizes[pick(seed, 200 + p, 8)]};
     }
     /* One element at least, so that there is something to reduce. */
     if (!model->params[0].numel)
@@ -84,6 +85,68 @@ void sim_plan_random(struct sim_plan *plan, const struct sim_model *model, uint3
     sim_plan_disturb(plan, seed);
 }
 
+/* ---- dtypes, groups and what belongs to them ------------------------------------------------- */
+
+/* A divisor of count, or 0. */
+static uint32_t draw_runs(uint64_t seed, uint32_t what, uint32_t count)
+{
+    uint32_t runs = 1 + pick(seed, what, count);
+
+    return count % runs == 0 ? runs : 0;
+}
+
+/* Some ranks, in some order. */
+static void draw_group(struct sim_model *model, const struct sim_plan *plan, uint64_t seed,
+                       uint32_t g)
+{
+    uint32_t *ranks = model->ranks[g];
+    uint32_t count = 0;
+
+    for (uint32_t r = 0; r < plan->world; r++) {
+        if (pick(seed, 500 + 20 * g + r, 3))
+            ranks[count++] = r;
+    }
+    if (count == 0)
+        ranks[count++] = plan->world - 1;
+    for (uint32_t i = count; i > 1 && pick(seed, 600 + g, 2); i--) {
+        uint32_t j = pick(seed, 620 + 20 * g + i, i), rank = ranks[j];
+
+        ranks[j] = ranks[i - 1];
+        ranks[i - 1] = rank;
+    }
+    model->groups[g] = (struct layout_group){.ranks = ranks, .count = count};
+    if (plan->seal.stage > 0 && plan->seal.gather != GW_GATHER_MAPPED)
+        model->groups[g].shard_ranks = draw_runs(seed, 700 + g, count);
+}
+
+void sim_plan_vary(struct sim_plan *plan, struct sim_model *model, uint64_t seed)
+{
+    struct wire_seal *seal = &plan->seal;
+    bool typed = pick(seed, 800, 4), stage3 = seal->stage == 3;
+    uint32_t grads = pick(seed, 801, 3);
+
+    model->group_count = pick(seed, 802, SIM_GROUPS_MAX);
+    for (uint32_t g = 0; g < model->group_count; g++)
+        draw_group(model, plan, seed, g);
+    for (uint32_t p = 0; p < model->count; p++) {
+        struct layout_param *param = &model->params[p];
+
+        param->group = pick(seed, 810 + p, model->group_count + 1);
+        param->dtype = (uint8_t)(typed ? pick(seed, 840 + p, GW_DTYPES) : GW_DTYPE_FP32);
+        param->grad_dtype = (uint8_t)(pick(seed, 870 + p, 4) ? grads : GW_DTYPE_FP32);
+    }
+    plan->groups = model->groups;
+    plan->group_count = model->group_count;
+    if (seal->stage > 0 && seal->gather != GW_GATHER_MAPPED && pick(seed, 803, 2))
+        seal->shard_ranks = draw_runs(seed, 804, plan->world);
+    seal->norm = pick(seed, 805, 3) == 0;
+    seal->pre_scale = pick(seed, 806, 3) ? 0 : 0.375;
+    seal->reduce_dtype = pick(seed, 807, 3) ? GW_DTYPE_FP32 : pick(seed, 808, GW_DTYPES);
+    seal->accum_as_grads = pick(seed, 809, 4) == 0;
+    seal->persist_bytes = stage3 && pick(seed, 890, 2) ? 4 + 8 * pick(seed, 891, 6) : 0;
+    seal->reuse_bytes = stage3 && pick(seed, 892, 2) ? 32 * pick(seed, 893, 6) : 0;
+}
+
 void sim_plan_describe(const struct sim_plan *plan, char *text, size_t bytes)
 {
     const struct wire_seal *seal = &plan->seal;
@@ -92,15 +155,25 @@ void sim_plan_describe(const struct sim_plan *plan, char *text, size_t bytes)
              "seed %lu stage %u world %u steps %u bucket %lu align %u accumulate %u micro %u ring "
              "%u overlap_off %u gather %u running %d unused %u final %u token %u no_update %u "
              "ahead %u skip %u order %u twice %u fetch %d shuffle %d hold %u measure %d inf %u "
-             "streams %d deaf %d sums %d; params",
+             "streams %d deaf %d sums %d runs %u norm %u pre %g by %u accum %u persist %lu reuse "
+             "%lu; params",
              (unsigned long)plan->seed, seal->stage, plan->world, plan->steps,
              (unsigned long)seal->bucket_bytes, seal->shard_align_bytes, seal->accumulate,
              seal->micro_steps, seal->ring_slots, seal->overlap_off, seal->gather, plan->running,
              plan->unused, plan->early_final, plan->token, plan->no_update, plan->run_ahead,
              plan->skip_unit, plan->other_order, plan->twice, plan->fetch, plan->shuffle,
              plan->hold_units, plan->measure, plan->infinite_step, plan->streams, plan->deaf,
-             plan->sums);
+             plan->sums, seal->shard_ranks, seal->norm, seal->pre_scale, seal->reduce_dtype,
+             seal->accum_as_grads, (unsigned long)seal->persist_bytes,
+             (unsigned long)seal->reuse_bytes);
     for (uint32_t p = 0; p < plan->param_count; p++)
-        snprintf(text + strlen(text), bytes - strlen(text), " %lu/%s",
-                 (unsigned long)plan->params[p].numel, plan->params[p].unit);
+        snprintf(text + strlen(text), bytes - strlen(text), " %lu/%s.%u%u g%u",
+                 (unsigned long)plan->params[p].numel, plan->params[p].unit, plan->params[p].dtype,
+                 plan->params[p].grad_dtype, plan->params[p].group);
+    for (uint32_t g = 0; g < plan->group_count; g++) {
+        snprintf(text + strlen(text), bytes - strlen(text), "; group %u runs %u:", g + 1,
+                 plan->groups[g].shard_ranks);
+        for (uint32_t i = 0; i < plan->groups[g].count; i++)
+            snprintf(text + strlen(text), bytes - strlen(text), " %u", plan->groups[g].ranks[i]);
+    }
 }

@@ -24,6 +24,119 @@ bool sim_chance(uint64_t hash, uint32_t per_mille)
     return hash % 1000 < per_mille;
 }
 
+/* ---- dtypes ---------------------------------------------------------------------------------- */
+
+static const struct {
+    int bits, smallest; /* of the significand; exponent of the smallest value */
+    double most;        /* what rounds to more than the largest value */
+} halves[GW_DTYPES] = {
+    [GW_DTYPE_FP16] = {11, -24, 65520},
+    [GW_DTYPE_BF16] = {8, -133, 0x1.ffp127},
+};
+
+float sim_round(float value, uint32_t dtype)
+{
+    int exponent;
+    double grain;
+
+    if (dtype == GW_DTYPE_FP32 || !isfinite(value))
+        return value;
+    if (fabs((double)value) >= halves[dtype].most)
+        return value < 0 ? -INFINITY : INFINITY;
+    (void)frexp((double)value, &exponent);
+    exponent -= halves[dtype].bits;
+    if (exponent < halves[dtype].smallest)
+        exponent = halves[dtype].smallest;
+    grain = ldexp(1, exponent);
+    return (float)(nearbyint((double)value / grain) * grain);
+}
+
+static uint16_t fp16_bits(float value)
+{
+    uint16_t sign = signbit(value) ? 0x8000 : 0;
+    double size = fabs((double)value);
+    int exponent;
+
+    if (isnan(value))
+        return 0x7e00;
+    if (isinf(value))
+        return sign | 0x7c00;
+    if (size < 0x1p-14)
+        return (uint16_t)(sign | (uint16_t)(size * 0x1p24));
+    size = frexp(size, &exponent) * 2048 - 1024; /* [0, 1024) */
+    return (uint16_t)(sign | (exponent + 14) << 10 | (int)size);
+}
+
+static float fp16_value(uint16_t bits)
+{
+    int exponent = bits >> 10 & 31, rest = bits & 1023;
+    double size = exponent ? ldexp(1024 + rest, exponent - 25) : ldexp(rest, -24);
+
+    if (exponent == 31)
+        size = rest ? (double)NAN : (double)INFINITY;
+    return (float)(bits & 0x8000 ? -size : size);
+}
+
+float sim_load(const void *from, uint32_t dtype, uint64_t at)
+{
+    uint16_t half;
+    uint32_t word;
+    float value;
+
+    if (dtype == GW_DTYPE_FP32) {
+        memcpy(&value, (const char *)from + 4 * at, sizeof(value));
+        return value;
+    }
+    memcpy(&half, (const char *)from + 2 * at, sizeof(half));
+    if (dtype == GW_DTYPE_FP16)
+        return fp16_value(half);
+    word = (uint32_t)half << 16;
+    memcpy(&value, &word, sizeof(value));
+    return value;
+}
+
+void sim_store(void *to, uint32_t dtype, uint64_t at, float value)
+{
+    uint16_t half;
+    uint32_t word;
+
+    if (dtype == GW_DTYPE_FP32) {
+        memcpy((char *)to + 4 * at, &value, sizeof(value));
+        return;
+    }
+    value = sim_round(value, dtype);
+    memcpy(&word, &value, sizeof(word));
+    half = dtype == GW_DTYPE_FP16 ? fp16_bits(value) : (uint16_t)(word >> 16);
+    if (dtype == GW_DTYPE_BF16 && isnan(value))
+        half = 0x7fc0;
+    memcpy((char *)to + 2 * at, &half, sizeof(half));
+}
+
+/* ---- groups ---------------------------------------------------------------------------------- */
+
+uint32_t plan_group(const struct sim_plan *plan, uint32_t group, uint32_t ranks[SIM_RANKS_MAX],
+                    uint32_t *ret_shard_ranks)
+{
+    uint32_t count = group ? plan->groups[group - 1].count : plan->world;
+    uint32_t shard_ranks = group ? plan->groups[group - 1].shard_ranks : plan->seal.shard_ranks;
+
+    for (uint32_t i = 0; i < count; i++)
+        ranks[i] = group ? plan->groups[group - 1].ranks[i] : i;
+    *ret_shard_ranks = shard_ranks ? shard_ranks : count;
+    return count;
+}
+
+bool plan_holds(const struct sim_plan *plan, uint32_t rank, uint32_t param)
+{
+    uint32_t ranks[SIM_RANKS_MAX], shard_ranks;
+    uint32_t count = plan_group(plan, plan->params[param].group, ranks, &shard_ranks);
+    bool holds = false;
+
+    for (uint32_t i = 0; i < count; i++)
+        holds |= ranks[i] == rank;
+    return holds;
+}
+
 /* ---- the plan's draws ------------------------------------------------------------------------ */
 
 uint32_t plan_micro_steps(const struct sim_plan *plan, uint32_t rank)
@@ -47,6 +160,8 @@ bool plan_uses(const struct sim_plan *plan, uint32_t rank, uint32_t step, uint32
 {
     bool uses = false;
 
+    if (!plan_holds(plan, rank, param))
+        return false;
     for (uint32_t m = 0; m <= micro; m++) {
         uses = !sim_chance(sim_hash(plan->seed, 1 + rank, step * 64 + m, param, 33), plan->unused);
         if (m < micro && uses && draws_final(plan, rank, step, m, param))
@@ -97,9 +212,11 @@ float sim_tree_sum(float *values, uint32_t count)
 
 /* ---- one element of one step ----------------------------------------------------------------- */
 
-static float scale_of(const struct sim_plan *plan)
+static float scale_of(const struct sim_plan *plan, uint32_t members)
 {
-    return (float)(plan->seal.scale != 0 ? plan->seal.scale : 1.0 / plan->world);
+    double scale = plan->seal.scale != 0 ? plan->seal.scale : 1.0 / members;
+
+    return (float)(scale * (plan->seal.pre_scale != 0 ? plan->seal.pre_scale : 1));
 }
 
 static bool sums_in_shards(const struct sim_plan *plan)
@@ -109,33 +226,68 @@ static bool sums_in_shards(const struct sim_plan *plan)
     return plan->seal.accumulate == GW_ACCUMULATE_SHARD;
 }
 
-static float contribution(const struct sim_plan *plan, uint32_t rank, uint32_t step, uint32_t micro,
-                          uint32_t param, uint64_t element)
+static uint32_t accum_dtype(const struct sim_plan *plan, uint32_t param)
 {
-    if (!plan_uses(plan, rank, step, micro, param))
-        return 0;
-    return plan_gradient(plan, rank, step, micro, param, element);
+    return plan->seal.accum_as_grads ? plan->params[param].grad_dtype : GW_DTYPE_FP32;
+}
+
+float plan_contribution(const struct sim_plan *plan, uint32_t rank, uint32_t step, uint32_t micro,
+                        uint32_t param, uint64_t element)
+{
+    uint32_t dtype = plan->params[param].grad_dtype;
+    float sum = 0;
+
+    for (uint32_t m = plan->running ? 0 : micro; m <= micro; m++) {
+        if (plan_uses(plan, rank, step, m, param))
+            sum = sim_round(sum + plan_gradient(plan, rank, step, m, param, element), dtype);
+    }
+    return sum;
+}
+
+/* What a rank gives to a sum over ranks: of one micro-step, or what it has added up by itself. */
+static float given(const struct sim_plan *plan, uint32_t rank, uint32_t step, uint32_t micro,
+                   uint32_t param, uint64_t element)
+{
+    uint32_t micro_steps = plan_micro_steps(plan, SIM_NEVER);
+    float sum = 0;
+
+    if (sums_in_shards(plan))
+        return plan_contribution(plan, rank, step, micro, param, element);
+    if (plan->running)
+        return plan_contribution(plan, rank, step, micro_steps - 1, param, element);
+    for (uint32_t m = 0; m < micro_steps; m++)
+        sum = sim_round(sum + plan_contribution(plan, rank, step, m, param, element),
+                        accum_dtype(plan, param));
+    return sum;
+}
+
+/* Over some ranks in order, added up over micro-steps where each is sent. */
+static float summed(const struct sim_plan *plan, const uint32_t *ranks, uint32_t count, float scale,
+                    uint32_t step, uint32_t param, uint64_t element)
+{
+    uint32_t times = sums_in_shards(plan) ? plan_micro_steps(plan, SIM_NEVER) : 1;
+    float sums[SIM_RANKS_MAX], total = 0;
+
+    for (uint32_t m = 0; m < times; m++) {
+        for (uint32_t i = 0; i < count; i++)
+            sums[i] = sim_round(given(plan, ranks[i], step, m, param, element),
+                                plan->seal.reduce_dtype);
+        total = sim_round(total + scale * sim_tree_sum(sums, count), accum_dtype(plan, param));
+    }
+    return total;
 }
 
 static float reduced(const struct sim_plan *plan, uint32_t step, uint32_t param, uint64_t element)
 {
-    uint32_t micro_steps = plan_micro_steps(plan, SIM_NEVER);
-    float sums[SIM_RANKS_MAX] = {0}, total = 0, scale = scale_of(plan);
+    uint32_t ranks[SIM_RANKS_MAX], run;
+    uint32_t count = plan_group(plan, plan->params[param].group, ranks, &run);
+    float scale = scale_of(plan, count), sums[SIM_RANKS_MAX] = {0};
 
-    if (sums_in_shards(plan)) {
-        for (uint32_t m = 0; m < micro_steps; m++) {
-            for (uint32_t r = 0; r < plan->world; r++)
-                sums[r] = contribution(plan, r, step, m, param, element);
-            total += scale * sim_tree_sum(sums, plan->world);
-        }
-        return total;
-    }
-    for (uint32_t r = 0; r < plan->world; r++) {
-        sums[r] = 0;
-        for (uint32_t m = 0; m < micro_steps; m++)
-            sums[r] += contribution(plan, r, step, m, param, element);
-    }
-    return scale * sim_tree_sum(sums, plan->world);
+    if (run == count)
+        return summed(plan, ranks, count, scale, step, param, element);
+    for (uint32_t i = 0; i < count / run; i++)
+        sums[i] = summed(plan, ranks + i * run, run, 1, step, param, element);
+    return sim_round(scale * sim_tree_sum(sums, count / run), accum_dtype(plan, param));
 }
 
 bool reference_used(const struct reference *reference, uint32_t step, uint32_t param)

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What the right values are: gradients drawn from the plan's seed, summed in the contract's tree,
- * and a plain optimizer, parameter by parameter; knows nothing of buckets, shards or time.
+ * and a plain optimizer, parameter by parameter; knows nothing of buckets, shards or time. Rounding
+ * is done by arithmetic, apart from the conversions of devices.
  */
 #ifndef GW_SIM_REFERENCE_H
 #define GW_SIM_REFERENCE_H
@@ -12,7 +13,7 @@ struct reference {
     const struct sim_plan *plan;
     uint32_t *param_at; /* of each parameter in the arrays below */
     uint32_t numel;
-    float *values[SIM_STEPS_MAX + 1]; /* [s]: parameters during step s */
+    float *values[SIM_STEPS_MAX + 1]; /* [s]: parameters during step s; masters, not rounded */
     float *grads[SIM_STEPS_MAX];      /* [s]: reduced gradient of step s */
 };
 
@@ -37,6 +38,20 @@ bool reference_used(const struct reference *reference, uint32_t step, uint32_t p
 float reference_update(const struct sim_plan *plan, float value, float gradient);
 /* Training goes on in `step` with the parameters that step `version` began with. */
 void reference_restart(struct reference *reference, uint32_t step, uint32_t version);
+
+/* To nearest, ties to even, in a dtype. */
+float sim_round(float value, uint32_t dtype);
+/* Elements of memory as a dtype. */
+float sim_load(const void *from, uint32_t dtype, uint64_t at);
+void sim_store(void *to, uint32_t dtype, uint64_t at, float value);
+
+/* Ranks of a parameter's group, in order; *ret_shard_ranks: owners of a copy of the shards. */
+uint32_t plan_group(const struct sim_plan *plan, uint32_t group, uint32_t ranks[SIM_RANKS_MAX],
+                    uint32_t *ret_shard_ranks);
+bool plan_holds(const struct sim_plan *plan, uint32_t rank, uint32_t param);
+/* What a rank's memory holds of the gradient once the micro-step's piece is written. */
+float plan_contribution(const struct sim_plan *plan, uint32_t rank, uint32_t step, uint32_t micro,
+                        uint32_t param, uint64_t element);
 
 /* The contract's tree over `count` values; overwrites them. */
 float sim_tree_sum(float *values, uint32_t count);

@@ -25,6 +25,8 @@ void script_set_up(struct sim *sim, struct sim_client *client)
 {
     ask(client, ACT_JOIN, 0);
     ask(client, ACT_WAIT_READY, 0);
+    for (uint32_t g = 0; g < sim->plan->group_count; g++)
+        ask(client, ACT_GROUP, g);
     ask(client, ACT_REGISTER, 0);
     ask(client, ACT_SEAL, 0);
     for (uint32_t p = client->rank; p < sim->plan->param_count && !sim->rejoined;
@@ -173,15 +175,14 @@ static void add_micro_step(const struct sim *sim, struct sim_client *client, uin
 
 /* ---- one step -------------------------------------------------------------------------------- */
 
-static bool owns_any(const struct sim *sim, const struct sim_client *client)
+static bool owns_any(struct sim *sim, const struct sim_client *client)
 {
     bool any = false;
 
     for (uint32_t b = 0; b < layout_page(core_layout(sim->core))->buckets; b++) {
-        uint64_t offset, numel, valid;
+        struct sim_span span;
 
-        layout_span(core_layout(sim->core), b, client->rank, &offset, &numel, &valid);
-        any |= valid > 0;
+        any |= span_of(sim, client, b, &span) && span.valid > 0;
     }
     return any;
 }

@@ -31,7 +31,14 @@
 #define SIM_UNITS_MAX 64u
 #define SIM_PARAMS_MAX 32u
 #define SIM_REPORTS_MAX 16u
+#define SIM_GROUPS_MAX 4u /* the world included */
 #define SIM_NEVER UINT32_MAX
+
+/* An fp32 parameter of all ranks. */
+#define SIM_PARAM(name_, unit_, numel_)                                                            \
+    {                                                                                              \
+        .name = (name_), .unit = (unit_), .numel = (numel_)                                        \
+    }
 
 /* Edges that clients keep (edges.def, side CLIENT); to show that the simulator sees them broken. */
 enum sim_client_edge {
@@ -46,6 +53,8 @@ struct sim_plan {
     uint64_t seed;
     uint32_t world, steps, param_count;
     const struct layout_param *params;
+    const struct layout_group *groups; /* from group 1 on */
+    uint32_t group_count;
     struct wire_seal seal;
     struct core_config config; /* world is filled in */
 
@@ -104,7 +113,7 @@ struct sim_result {
     bool ended;                /* CORE_EFF_END */
     struct sim_report reports[SIM_REPORTS_MAX];
     uint32_t report_count;
-    uint64_t calls[GW_KINDS]; /* launched ops by traffic, rank 0's share: its gathers only */
+    uint64_t calls[GW_KINDS]; /* launched ops by traffic, in which rank 0 takes part */
     uint64_t payload_bytes[GW_KINDS], padding_bytes[GW_KINDS];
     uint64_t reductions[64]; /* by bucket (those below 64) */
     uint64_t hits, misses, drops, gathered_max_bytes, overflow_slots; /* all ranks */
@@ -122,6 +131,9 @@ struct sim_model {
     struct layout_param params[SIM_PARAMS_MAX];
     char names[SIM_PARAMS_MAX][16], units[SIM_PARAMS_MAX][16];
     uint32_t count;
+    struct layout_group groups[SIM_GROUPS_MAX - 1];
+    uint32_t ranks[SIM_GROUPS_MAX - 1][SIM_RANKS_MAX];
+    uint32_t group_count;
 };
 
 /* Runs a plan to its end. */
@@ -137,6 +149,8 @@ void sim_plan_stream(struct sim_plan *plan, uint64_t seed);
 void sim_model_random(struct sim_model *model, uint64_t seed);
 void sim_plan_random(struct sim_plan *plan, const struct sim_model *model, uint32_t stage,
                      uint64_t seed);
+/* The same plan with dtypes, groups, hybrid sharding, persistence and reuse drawn, too. */
+void sim_plan_vary(struct sim_plan *plan, struct sim_model *model, uint64_t seed);
 void sim_plan_describe(const struct sim_plan *plan, char *text, size_t bytes);
 
 #endif

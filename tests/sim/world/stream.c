@@ -186,7 +186,7 @@ static float *buffer(struct sim *sim, const struct sim_client *client)
 {
     const struct core_ref ref = {GW_ARENA_BUFFER, (int16_t)client->rank, SIM_BUFFER, 0};
 
-    return memory_at(sim, &ref, 2);
+    return memory_at(sim, &ref, 2, GW_DTYPE_FP32);
 }
 
 static float addend(uint32_t rank, uint32_t step)

@@ -55,11 +55,15 @@ static void trace_op(const struct core_op *op)
 {
     static const char *const kinds[] = {"reduce_scatter", "all_reduce", "all_gather",
                                         "gather",         "broadcast",  "barrier",
-                                        "local_add",      "zero",       "verdict"};
+                                        "local_add",      "zero",       "cast",
+                                        "verdict"};
 
-    fprintf(stderr, "op %lu %s stream %u rank %u bucket %u+%u accumulate %u after",
+    fprintf(stderr, "op %lu %s stream %u rank %u bucket %u+%u accumulate %u of",
             (unsigned long)op->id, kinds[op->kind], op->stream, op->rank, op->bucket,
             op->bucket_count, op->accumulate);
+    for (uint32_t i = 0; i < op->world; i++)
+        fprintf(stderr, " %u", op->members[i]);
+    fprintf(stderr, " after");
     for (uint32_t i = 0; i < op->wait_op_count; i++)
         fprintf(stderr, " %lu", (unsigned long)op->wait_ops[i]);
     fprintf(stderr, " signals");
