@@ -154,7 +154,7 @@ start_gpus() {
     export FAKEGPU_SOCKET=$work/gpus CUDA_FAKEGPU_SOCKET=$work/gpus # also for root's engines
     export FAKEGPU_KERNELS=$build/lib/libgw_kernels-cpu.so:$build/lib/libcharlm_kernels-cpu.so
     "$double/fakegpu" --gpus "$ranks" --socket "$FAKEGPU_SOCKET" --report "$work/gpus.json" \
-        2>"$work/gpus.log" &
+        &>"$work/gpus.log" &
     gpus=$!
     for (( i = 0; i < 100; i++ )); do
         [[ -S $FAKEGPU_SOCKET ]] && break

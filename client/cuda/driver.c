@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "client/lib/device.h"
+#include "proto/limits.h"
 
 #define DRIVER_FILE "libcuda.so.1"
 
@@ -40,13 +41,14 @@ static int missing(const char *what)
     return gw_private_error(GW_E_NO_DEVICE, text);
 }
 
-/* Names without version: the driver gives the call that DRIVER_ABI means by them. */
+/* Names without version: the driver gives the call that GW_CUDA_ABI means by them. */
 static int find(__typeof__(&cuGetProcAddress) get, const char *name, void *ret_entry)
 {
     CUdriverProcAddressQueryResult status = CU_GET_PROC_ADDRESS_SUCCESS;
     void *entry = NULL;
 
-    if (get(name, &entry, DRIVER_ABI, CU_GET_PROC_ADDRESS_LEGACY_STREAM, &status) != CUDA_SUCCESS ||
+    if (get(name, &entry, GW_CUDA_ABI, CU_GET_PROC_ADDRESS_LEGACY_STREAM, &status) !=
+            CUDA_SUCCESS ||
         !entry)
         return missing(name);
     memcpy(ret_entry, &entry, sizeof(entry));

@@ -8,10 +8,6 @@
 
 #include <cuda.h>
 
-/* The calls are those of CUDA 13.0, whatever newer is installed: the service's own runtime is of 13
- * and needs such a driver. */
-#define DRIVER_ABI 13000
-
 #define DRIVER_CALLS(CALL)                                                                         \
     CALL(cuInit)                                                                                   \
     CALL(cuGetErrorName)                                                                           \

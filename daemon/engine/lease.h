@@ -17,8 +17,8 @@
 #include "proto/wire.h"
 
 #define LEASE_ANSWER_NS 5000000000ull
-#define LEASE_FREE_NS 4000000000ull   /* for the job before to give it back */
-#define LEASE_BUSY_NS 500000000ull
+#define LEASE_FREE_NS 15000000000ull /* for the job before to give it back: contexts take seconds */
+#define LEASE_BUSY_NS 2000000000ull
 #define LEASE_AGAIN_NS 100000000ull
 
 struct engine;

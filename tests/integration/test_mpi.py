@@ -16,7 +16,7 @@ RANKS = 4
 
 @pytest.fixture(scope="module", params=["mpich", "openmpi"])
 def program(request, tmp_path_factory):
-    """(launcher, path) of mpi_rank.c, compiled by that MPI against the build's libraries."""
+    """(launcher, path) of mpi/rank.c, compiled by that MPI against the build's libraries."""
     name = request.param
     library = BUILD / f"client/mpi/libgradwire-{name}.so"
     if SLOWER > 1:
@@ -25,7 +25,7 @@ def program(request, tmp_path_factory):
         pytest.skip(f"{name} is not installed")
     path = tmp_path_factory.mktemp(name) / "mpi_rank"
     subprocess.run([f"mpicc.{name}", "-O1", "-Wall", "-Wextra", "-Werror", f"-I{ROOT}/include",
-                    "-o", path, ROOT / "tests/integration/mpi_rank.c",
+                    "-o", path, ROOT / "tests/integration/mpi/rank.c",
                     f"-L{BUILD}/client/mpi", f"-lgradwire-{name}", f"-L{BUILD}/client/lib",
                     "-lgradwire", f"-Wl,-rpath,{BUILD}/client/mpi:{BUILD}/client/lib"],
                    check=True, timeout=120)

@@ -34,7 +34,7 @@ int cuda_probe(char text[GW_TEXT_MAX + 1])
                  "or newer)");
         return GW_E_NO_DEVICE;
     }
-    if (version < CUDA_DRIVER_ABI) {
+    if (version < GW_CUDA_ABI) {
         snprintf(text, GW_TEXT_MAX + 1,
                  "the NVIDIA driver is for CUDA %d.%d, 13.0 is needed: install driver 580 or newer",
                  version / 1000, version % 1000 / 10);
@@ -68,7 +68,7 @@ int cuda_driver_open(char text[GW_TEXT_MAX + 1])
     for (size_t i = 0; i < sizeof(calls) / sizeof(calls[0]); i++) {
         void **entry = (void **)(void *)((char *)&cu + calls[i].at);
         enum cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
-        cudaError_t error = cudaGetDriverEntryPointByVersion(calls[i].name, entry, CUDA_DRIVER_ABI,
+        cudaError_t error = cudaGetDriverEntryPointByVersion(calls[i].name, entry, GW_CUDA_ABI,
                                                              cudaEnableDefault, &found);
         if (error != cudaSuccess || found != cudaDriverEntryPointSuccess || !*entry) {
             snprintf(text, GW_TEXT_MAX + 1,

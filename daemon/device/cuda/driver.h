@@ -12,8 +12,6 @@
 
 #include "proto/limits.h"
 
-#define CUDA_DRIVER_ABI 13000 /* the calls are those of CUDA 13.0, whatever newer is installed */
-
 #define CUDA_DRIVER_CALLS(CALL)                                                                    \
     CALL(cuInit)                                                                                   \
     CALL(cuGetErrorName)                                                                           \

@@ -50,7 +50,7 @@ static void *driver_symbol(const char *name)
     enum cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
     void *symbol = NULL;
 
-    if (cudaGetDriverEntryPointByVersion(name, &symbol, CUDA_DRIVER_ABI, cudaEnableDefault,
+    if (cudaGetDriverEntryPointByVersion(name, &symbol, GW_CUDA_ABI, cudaEnableDefault,
                                          &result) != cudaSuccess ||
         result != cudaDriverEntryPointSuccess)
         return NULL;
@@ -71,13 +71,13 @@ static bool look_at_driver(struct probe *probe)
             "there is none (%s)", error_text(r));
         return false;
     }
-    if (driver < CUDA_DRIVER_ABI)
+    if (driver < GW_CUDA_ABI)
         say(probe, "GPU driver", PLUGIN_BAD, "install driver 580 or newer",
             "it does CUDA %d.%d, gradwire needs 13.0", driver / 1000, driver % 1000 / 10);
     else
         say(probe, "GPU driver", PLUGIN_GOOD, NULL, "does CUDA %d.%d; runtime %d.%d",
             driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
-    return driver >= CUDA_DRIVER_ABI;
+    return driver >= GW_CUDA_ABI;
 }
 
 static void look_at_nccl(struct probe *probe)
