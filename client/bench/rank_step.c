@@ -150,8 +150,10 @@ static int update(struct worker *worker)
         return r;
     s->steps++;
     for (uint32_t i = 0; i < count; i++) {
+        const float *grads = spans[i].grads;
+
         for (uint64_t j = 0; j < spans[i].valid_numel; j++)
-            spans[i].params[j] = spans[i].grads[j] + added(s);
+            spans[i].params[j] = grads[j] + added(s);
     }
     return rank_check(worker, "commit update", gw_update_commit(s->job));
 }

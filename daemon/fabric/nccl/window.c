@@ -175,7 +175,7 @@ static struct spot spot_of(const struct nccl_fabric *fabric, uint32_t rank, cons
 }
 
 /* Buffers of all ranks, rank r's at `at[r]`, or `step` bytes times r behind. */
-static bool alike(const struct nccl_fabric *fabric, const float *const *at, uint64_t step,
+static bool alike(const struct nccl_fabric *fabric, const void *const *at, uint64_t step,
                   uint64_t bytes)
 {
     struct spot first = {NULL, 0}, spot;
@@ -196,40 +196,42 @@ static bool alike(const struct nccl_fabric *fabric, const float *const *at, uint
 }
 
 /* In place, a rank's slice lies at its place in the whole. */
-static bool in_place(const float *const *slices, const float *const *wholes, uint64_t numel,
+static bool in_place(const void *const *slices, const void *const *wholes, uint64_t bytes,
                      uint32_t world)
 {
     for (uint32_t rank = 0; rank < world; rank++)
-        if (!wholes[rank] || slices[rank] != wholes[rank] + rank * numel)
+        if (!wholes[rank] || slices[rank] != (const char *)wholes[rank] + rank * bytes)
             return false;
     return true;
 }
 
-static bool slices_alike(const struct nccl_op *op, const float *const *slices,
-                         const float *const *wholes)
+static bool slices_alike(const struct nccl_op *op, const void *const *slices,
+                         const void *const *wholes)
 {
-    uint64_t bytes = op->op.numel * sizeof(float), world = op->op.world;
+    uint64_t bytes = op->op.numel * gw_dtype_bytes(op->op.in_dtype), world = op->op.world;
 
     return alike(op->fabric, wholes, 0, bytes * world) &&
-           alike(op->fabric, slices,
-                 in_place(slices, wholes, op->op.numel, op->op.world) ? bytes : 0, bytes);
+           alike(op->fabric, slices, in_place(slices, wholes, bytes, op->op.world) ? bytes : 0,
+                 bytes);
 }
 
 /* The root's own buffer is its input. */
 static bool broadcast_alike(const struct nccl_op *op)
 {
-    const float *at[GW_RANKS_MAX];
+    const void *at[GW_RANKS_MAX];
 
     for (uint32_t rank = 0; rank < op->op.world; rank++)
         at[rank] = rank == op->op.rank ? op->in[0] : op->out[rank];
-    return alike(op->fabric, at, 0, op->op.numel * sizeof(float));
+    return alike(op->fabric, at, 0, op->op.numel * gw_dtype_bytes(op->op.in_dtype));
 }
 
 bool nccl_alike(const struct nccl_op *op)
 {
     const struct core_op *what = &op->op;
-    const float *const *out = (const float *const *)op->out;
+    const void *const *out = (const void *const *)op->out;
     uint64_t total = what->total_numel ? what->total_numel : what->world * what->numel;
+    uint64_t bytes = total * gw_dtype_bytes(what->in_dtype);
+    bool at_place = !what->accumulate && what->in_dtype == what->out_dtype; /* else by scratch */
 
     if (!op->world->registered || what->world != op->fabric->config.world ||
         !parts_same(what->members, what->world, op->world->everyone->members, what->world))
@@ -239,11 +241,10 @@ bool nccl_alike(const struct nccl_op *op)
     switch ((enum core_op_kind)what->kind) {
     case CORE_OP_ALL_GATHER:
         return slices_alike(op, op->in, out);
-    case CORE_OP_REDUCE_SCATTER: /* accumulating goes by scratch */
-        return !what->accumulate && slices_alike(op, out, op->in);
+    case CORE_OP_REDUCE_SCATTER:
+        return at_place && slices_alike(op, out, op->in);
     case CORE_OP_ALL_REDUCE:
-        return !what->accumulate && alike(op->fabric, op->in, 0, total * sizeof(float)) &&
-               alike(op->fabric, out, 0, total * sizeof(float));
+        return at_place && alike(op->fabric, op->in, 0, bytes) && alike(op->fabric, out, 0, bytes);
     case CORE_OP_BROADCAST:
         return broadcast_alike(op);
     default:
