@@ -19,9 +19,10 @@
 #define SECOND 1000000000ull
 #define SLACK SECOND /* virtual time that the ranks themselves need, and more */
 
-static const struct layout_param model[] = {SIM_PARAM("a", "u0", 5), SIM_PARAM("b", "u0", 1), SIM_PARAM("c", "u1", 7),
-                                            SIM_PARAM("d", "u1", 3), SIM_PARAM("e", "u1", 2), SIM_PARAM("f", "u2", 6),
-                                            SIM_PARAM("g", "u2", 4), SIM_PARAM("h", "u3", 4)};
+static const struct layout_param model[] = {
+    SIM_PARAM("a", "u0", 5), SIM_PARAM("b", "u0", 1), SIM_PARAM("c", "u1", 7),
+    SIM_PARAM("d", "u1", 3), SIM_PARAM("e", "u1", 2), SIM_PARAM("f", "u2", 6),
+    SIM_PARAM("g", "u2", 4), SIM_PARAM("h", "u3", 4)};
 
 static struct sim_plan plan_of(uint64_t seed, uint32_t stage, uint32_t world)
 {

@@ -20,7 +20,8 @@
 
 /* A bucket takes two elements: a0 and a1, b, c and padding. Units are the three letters. */
 static const struct layout_param three[] = {
-    SIM_PARAM("a0", "a", 1), SIM_PARAM("a1", "a", 1), SIM_PARAM("b", "b", 2), SIM_PARAM("c", "c", 1)};
+    SIM_PARAM("a0", "a", 1), SIM_PARAM("a1", "a", 1), SIM_PARAM("b", "b", 2),
+    SIM_PARAM("c", "c", 1)};
 
 struct world {
     const char *what;
