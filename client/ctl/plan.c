@@ -23,6 +23,13 @@ enum option_id {
     OPT_GATHER,
     OPT_RING_SLOTS,
     OPT_ALIGN,
+    OPT_DTYPE,
+    OPT_GRAD_DTYPE,
+    OPT_REDUCE_DTYPE,
+    OPT_ACCUM,
+    OPT_SHARD_RANKS,
+    OPT_PERSIST,
+    OPT_REUSE,
     OPT_LINK,
     OPT_JSON,
     OPT_HELP,
@@ -41,6 +48,13 @@ static const struct option long_options[] = {
     {"gather", required_argument, NULL, OPT_GATHER},
     {"ring-slots", required_argument, NULL, OPT_RING_SLOTS},
     {"align", required_argument, NULL, OPT_ALIGN},
+    {"dtype", required_argument, NULL, OPT_DTYPE},
+    {"grad-dtype", required_argument, NULL, OPT_GRAD_DTYPE},
+    {"reduce-dtype", required_argument, NULL, OPT_REDUCE_DTYPE},
+    {"accumulators", required_argument, NULL, OPT_ACCUM},
+    {"shard-ranks", required_argument, NULL, OPT_SHARD_RANKS},
+    {"persist", required_argument, NULL, OPT_PERSIST},
+    {"reuse", required_argument, NULL, OPT_REUSE},
     {"link", required_argument, NULL, OPT_LINK},
     {"json", no_argument, NULL, OPT_JSON},
     {"help", no_argument, NULL, OPT_HELP},
@@ -65,6 +79,13 @@ static void help(void)
                "  --gather private|mapped   stage 3 (private)\n"
                "  --ring-slots K            bucket buffers, stages 2 and 3 (3)\n"
                "  --align BYTES             of slices, a power of 2 (64)\n"
+               "  --dtype fp32|fp16|bf16    of parameters (the file's, else fp32)\n"
+               "  --grad-dtype fp32|...     of gradients (the parameters')\n"
+               "  --reduce-dtype fp16|bf16  gradients are rounded to it before the sum (no)\n"
+               "  --accumulators fp32|grads dtype of reduced gradients (fp32)\n"
+               "  --shard-ranks S           hybrid sharding: runs of S ranks (all)\n"
+               "  --persist BYTES           stage 3: parameters up to it stay gathered (none)\n"
+               "  --reuse BYTES             stage 3: units fetched again within it stay (none)\n"
                "  --link BYTES_PER_S        estimate the time; may come again\n"
                "  --json                    for programs");
 }
@@ -116,6 +137,28 @@ static int take_name(const char *option, const char *value, const char *first, u
     return wrong(option, value, allowed);
 }
 
+static int take_dtype(const char *option, const char *value, int *ret_dtype)
+{
+    for (int dtype = 0; dtype < GW_DTYPES; dtype++) {
+        if (strcmp(value, plan_dtype_names[dtype]) == 0) {
+            *ret_dtype = dtype;
+            return 0;
+        }
+    }
+    return wrong(option, value, "fp32, fp16 or bf16");
+}
+
+static int take_reduce_dtype(const char *option, const char *value, uint32_t *ret_dtype)
+{
+    int dtype = 0;
+    int r;
+
+    r = take_dtype(option, value, &dtype);
+    if (r == 0)
+        *ret_dtype = (uint32_t)dtype;
+    return r;
+}
+
 static int take_link(const char *option, const char *value, struct plan_args *args)
 {
     if (args->link_count == PLAN_LINKS_MAX) {
@@ -134,6 +177,30 @@ static int take_align(const char *option, const char *value, struct plan_args *a
     if (r == 0)
         args->options.shard_align_bytes = (uint32_t)bytes; /* its limits: options.c's */
     return r;
+}
+
+/* Dtypes, and what of stage 3 is kept. */
+static int take_values(struct plan_args *args, int id, const char *value)
+{
+    const char *option = long_options[id].name;
+    struct wire_seal *seal = &args->options;
+
+    switch ((enum option_id)id) {
+    case OPT_DTYPE:
+        return take_dtype(option, value, &args->dtype);
+    case OPT_GRAD_DTYPE:
+        return take_dtype(option, value, &args->grad_dtype);
+    case OPT_REDUCE_DTYPE:
+        return take_reduce_dtype(option, value, &seal->reduce_dtype);
+    case OPT_ACCUM:
+        return take_name(option, value, "fp32", 0, "grads", 1, &seal->accum_as_grads);
+    case OPT_SHARD_RANKS:
+        return take_count(option, value, 1, PLAN_WORLD_MAX, &seal->shard_ranks);
+    case OPT_PERSIST:
+        return take_size(option, value, INT64_MAX, &seal->persist_bytes);
+    default:
+        return take_size(option, value, INT64_MAX, &seal->reuse_bytes);
+    }
 }
 
 static int take_option(struct plan_args *args, int id, const char *value)
@@ -179,6 +246,14 @@ static int take_option(struct plan_args *args, int id, const char *value)
         return take_align(option, value, args);
     case OPT_LINK:
         return take_link(option, value, args);
+    case OPT_DTYPE:
+    case OPT_GRAD_DTYPE:
+    case OPT_REDUCE_DTYPE:
+    case OPT_ACCUM:
+    case OPT_SHARD_RANKS:
+    case OPT_PERSIST:
+    case OPT_REUSE:
+        return take_values(args, id, value);
     case OPT_JSON:
     case OPT_HELP:
         args->json = args->json || id == OPT_JSON;
@@ -225,7 +300,7 @@ static void warn_rejected(const struct plan_report *report)
 
 int plan_main(int argc, char **argv)
 {
-    struct plan_args args = {.nodes = 1, .stage = -1};
+    struct plan_args args = {.nodes = 1, .stage = -1, .dtype = -1, .grad_dtype = -1};
     struct plan_report report;
     int id;
     int r;

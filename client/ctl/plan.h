@@ -25,6 +25,7 @@ struct plan_args {
     int stage;                /* -1: all */
     struct wire_seal options; /* as given; 0: not given */
     bool gather_given;
+    int dtype, grad_dtype; /* enum gw_dtype; -1: not given */
     uint32_t version; /* of DeepSpeed; 0: not given */
     uint64_t links[PLAN_LINKS_MAX];
     uint32_t link_count;
@@ -49,6 +50,7 @@ struct plan_report {
     struct plan_default defaults[8];
     uint32_t default_count;
     uint64_t numel;
+    uint64_t dtype_numel[GW_DTYPES], grad_numel[GW_DTYPES]; /* by dtype */
 };
 
 /* plan_file.c: the whole file, or its first bytes where it is a safetensors file; free it. */
@@ -62,6 +64,10 @@ bool plan_shows(const struct plan_report *report, uint32_t stage);
 /* The plan in the accumulate mode that a stage would run in. */
 const struct plan *plan_used(const struct plan_report *report, uint32_t stage);
 
+/* How many parameters stay gathered. */
+uint32_t plan_persistent(const struct plan *plan);
+
+extern const char *const plan_dtype_names[GW_DTYPES];
 extern const char *const plan_kind_names[GW_KINDS];
 extern const char *const plan_memory_names[GW_MEMORIES];
 

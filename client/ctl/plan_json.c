@@ -36,12 +36,26 @@ static json_t *memory(const struct plan *plan)
 
 static json_t *stage_of(const struct plan *plan)
 {
-    return json_pack("{s:o, s:o, s:o, s:o, s:o, s:o}", "stage", number(plan->options.stage),
+    return json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "stage",
+                     number(plan->options.stage),
                      "calls", by_kind(plan, offsetof(struct plan_kind, calls)), "payload_bytes",
                      by_kind(plan, offsetof(struct plan_kind, payload_bytes)), "ring_bytes",
                      by_kind(plan, offsetof(struct plan_kind, ring_bytes)), "cross_node_bytes",
                      by_kind(plan, offsetof(struct plan_kind, cross_node_bytes)), "memory_bytes",
-                     memory(plan));
+                     memory(plan), "shard_ranks",
+                     number(layout_groups(plan->layout)[0].shard_ranks), "persistent_params",
+                     number(plan_persistent(plan)), "reuse_bytes",
+                     number(plan->options.reuse_bytes));
+}
+
+/* Elements by dtype. */
+static json_t *by_dtype(const uint64_t *numel)
+{
+    json_t *object = json_object();
+
+    for (unsigned d = 0; d < GW_DTYPES; d++)
+        (void)json_object_set_new(object, plan_dtype_names[d], number(numel[d]));
+    return object;
 }
 
 static void add_entries(json_t *array, const struct deepspeed_list *list)
@@ -81,8 +95,10 @@ int plan_print_json(const struct plan_report *report)
         add_entries(defaults, &report->config->defaults);
     }
     add_own_defaults(defaults, report);
-    return print_json(json_pack("{s:i, s:o, s:o, s:o, s:o, s:o, s:o}", "schema", 1, "params",
-                                number(report->numel), "ranks", number(report->args->ranks),
-                                "nodes", number(report->args->nodes), "stages", stages, "keys",
-                                keys, "defaults", defaults));
+    return print_json(json_pack("{s:i, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "schema", 1,
+                                "params", number(report->numel), "dtypes",
+                                by_dtype(report->dtype_numel), "grad_dtypes",
+                                by_dtype(report->grad_numel), "ranks",
+                                number(report->args->ranks), "nodes", number(report->args->nodes),
+                                "stages", stages, "keys", keys, "defaults", defaults));
 }

@@ -14,6 +14,7 @@
 _Static_assert(MODEL_NAME_MAX == GW_NAME_MAX && MODEL_PARAMS_MAX == GW_PARAMS_MAX,
                "a list that is planned can be registered");
 
+const char *const plan_dtype_names[GW_DTYPES] = {"fp32", "fp16", "bf16"};
 const char *const plan_kind_names[GW_KINDS] = {"all_reduce", "reduce_scatter", "all_gather",
                                                "broadcast", "control"};
 const char *const plan_memory_names[GW_MEMORIES] = {"params", "gradients", "buckets", "gathered",
@@ -55,23 +56,45 @@ static int read_model(const struct plan_args *args, struct plan_report *report)
     return 0;
 }
 
+static int add_numel(struct plan_report *report)
+{
+    struct model *model = report->model;
+
+    for (uint32_t i = 0; i < model->count; i++) {
+        if (__builtin_add_overflow(report->numel, model->params[i].numel, &report->numel)) {
+            ctl_say("%s: too many elements in all", report->args->model_path);
+            return EX_DATAERR;
+        }
+    }
+    return 0;
+}
+
+/* The command line's dtype, else the configuration's, else the file's; gradients have it too unless
+ * said otherwise. */
 static int view_model(struct plan_report *report)
 {
+    const struct plan_args *args = report->args;
+    const struct deepspeed *config = report->config;
     struct model *model = report->model;
 
     report->params = calloc(model->count, sizeof(*report->params));
     if (report->params == NULL)
         return no_memory();
     for (uint32_t i = 0; i < model->count; i++) {
+        uint8_t dtype = model->params[i].dtype, grad_dtype;
+
+        if (args->dtype >= 0 || (config != NULL && config->half))
+            dtype = (uint8_t)(args->dtype >= 0 ? (uint32_t)args->dtype : config->dtype);
+        grad_dtype = args->grad_dtype >= 0 ? (uint8_t)args->grad_dtype : dtype;
         report->params[i] = (struct layout_param){
             .name = model->params[i].name,
             .unit = model->params[i].unit,
             .numel = model->params[i].numel,
+            .dtype = dtype,
+            .grad_dtype = grad_dtype,
         };
-        if (__builtin_add_overflow(report->numel, model->params[i].numel, &report->numel)) {
-            ctl_say("%s: too many elements in all", report->args->model_path);
-            return EX_DATAERR;
-        }
+        report->dtype_numel[dtype] += model->params[i].numel;
+        report->grad_numel[grad_dtype] += model->params[i].numel;
     }
     return 0;
 }
@@ -101,6 +124,10 @@ static int read_deepspeed(const struct plan_args *args, struct plan_report *repo
         .numel = report->numel,
         .bucket_bytes = args->options.bucket_bytes,
         .micro_steps = args->options.micro_steps,
+        .has_dtype = args->dtype >= 0,
+        .dtype = (uint32_t)args->dtype,
+        .has_grad_dtype = args->grad_dtype >= 0,
+        .grad_dtype = (uint32_t)args->grad_dtype,
         .version = args->version,
     };
     char error[DEEPSPEED_ERROR_BYTES] = "";
@@ -169,6 +196,17 @@ static void put_options(struct plan_report *report)
         options->prefetch_bytes = file->prefetch_bytes;
         options->bucket_bytes = file->bucket_bytes;
         options->micro_steps = file->micro_steps;
+        if (options->reduce_dtype == 0)
+            options->reduce_dtype = file->reduce_dtype;
+        if (options->accum_as_grads == 0)
+            options->accum_as_grads = file->accum_as_grads;
+        if (options->reuse_bytes == 0)
+            options->reuse_bytes = file->reuse_bytes;
+        /* Whatever its stage: all of them are shown. */
+        if (options->persist_bytes == 0)
+            options->persist_bytes = report->config->persist_bytes;
+        if (options->shard_ranks == 0)
+            options->shard_ranks = report->config->shard_ranks;
     } else if (options->bucket_bytes == 0) {
         options->bucket_bytes = BUCKET_DEFAULT;
     }
@@ -211,9 +249,11 @@ int plan_make(const struct plan_args *args, struct plan_report *report)
     *report = (struct plan_report){.args = args};
     r = read_model(args, report);
     if (r == 0)
-        r = view_model(report);
+        r = add_numel(report);
     if (r == 0 && args->deepspeed_path != NULL)
         r = read_deepspeed(args, report);
+    if (r == 0)
+        r = view_model(report);
     if (r == 0)
         put_options(report);
     for (uint32_t stage = 0; r == 0 && stage < PLAN_STAGES; stage++) {
@@ -246,4 +286,14 @@ const struct plan *plan_used(const struct plan_report *report, uint32_t stage)
         accumulate == GW_ACCUMULATE_SHARD || (accumulate == GW_ACCUMULATE_AUTO && stage >= 2);
 
     return report->plans[stage][shard ? 1 : 0];
+}
+
+uint32_t plan_persistent(const struct plan *plan)
+{
+    const struct gw_layout_page *page = layout_page(plan->layout);
+    uint32_t count = 0;
+
+    for (uint32_t p = 0; p < page->params; p++)
+        count += layout_params(plan->layout)[p].persistent;
+    return count;
 }

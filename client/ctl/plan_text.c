@@ -105,12 +105,29 @@ static uint64_t reduced_by(const struct plan *plan, unsigned unused)
            plan->kinds[GW_KIND_REDUCE_SCATTER].payload_bytes;
 }
 
+/* Of gradients. */
+static uint64_t layout_padding(const struct plan *plan)
+{
+    uint64_t bytes = 0;
+
+    for (uint32_t b = 0; b < layout_page(plan->layout)->buckets; b++) {
+        const struct gw_layout_bucket *bucket = &layout_buckets(plan->layout)[b];
+
+        bytes += (bucket->padded_numel - bucket->numel) * gw_dtype_bytes(bucket->grad_dtype);
+    }
+    return bytes;
+}
+
 static uint64_t page_figure(const struct plan *plan, unsigned which)
 {
     const struct gw_layout_page *page = layout_page(plan->layout);
-    uint64_t figures[] = {page->buckets, page->units, page->fetch_units,
-                          page->max_bucket_numel * sizeof(float),
-                          (page->padded_numel - page->numel) * sizeof(float)};
+    uint64_t figures[] = {page->buckets,
+                          page->units,
+                          page->fetch_units,
+                          layout_groups(plan->layout)[0].shard_ranks,
+                          plan_persistent(plan),
+                          page->max_bucket_bytes,
+                          layout_padding(plan)};
 
     return figures[which];
 }
@@ -152,12 +169,13 @@ static void print_memory(const struct plan_report *report, uint32_t mode)
 
 static void print_layout(const struct plan_report *report)
 {
-    static const char *const labels[] = {"buckets", "units", "fetch units", "largest bucket",
+    static const char *const labels[] = {"buckets",       "units",   "fetch units",
+                                         "ranks of shards", "persistent", "largest bucket",
                                          "padding"};
 
     head(report, "layout");
     for (unsigned i = 0; i < sizeof(labels) / sizeof(labels[0]); i++)
-        row(report, labels[i], PLAN_MODES, i >= 3, page_figure, i);
+        row(report, labels[i], PLAN_MODES, i >= 5, page_figure, i);
 }
 
 static void print_times(const struct plan_report *report)
@@ -193,26 +211,44 @@ static void print_name(const char *name)
     (void)fputs(safe, stdout);
 }
 
-/* Stage 3: what is fetched together. */
+/* From the first unit to the last. */
+static void print_fetched(const struct layout *layout, const struct gw_layout_fetch_unit *fetch)
+{
+    const struct gw_layout_unit *units = layout_units(layout);
+
+    if (fetch->units == 0) {
+        (void)printf("parameters that stay gathered");
+        return;
+    }
+    print_name(layout_name(layout, units[fetch->first_unit].name_at));
+    if (fetch->units > 1) {
+        (void)printf(" to ");
+        print_name(layout_name(layout, units[fetch->first_unit + fetch->units - 1].name_at));
+    }
+}
+
+/* Stage 3: what is fetched together, in bytes of parameters. */
 static void print_units(const struct plan *plan)
 {
     const struct layout *layout = plan->layout;
-    const struct gw_layout_fetch_unit *fetch = layout_fetch_units(layout);
-    const struct gw_layout_unit *units = layout_units(layout);
-    char bytes[CELL_BYTES], padding[CELL_BYTES];
 
     (void)printf("\nfetch units of stage 3: number, buckets, size, padding, units\n");
     for (uint32_t f = 0; f < layout_page(layout)->fetch_units; f++) {
-        human_bytes(fetch[f].numel * sizeof(float), bytes, sizeof(bytes));
-        human_bytes((fetch[f].padded_numel - fetch[f].numel) * sizeof(float), padding,
-                    sizeof(padding));
-        (void)printf("  %5u %5u %12s %12s  ", f, fetch[f].buckets, bytes, padding);
-        print_name(layout_name(layout, units[fetch[f].first_unit].name_at));
-        if (fetch[f].units > 1) {
-            (void)printf(" to ");
-            print_name(
-                layout_name(layout, units[fetch[f].first_unit + fetch[f].units - 1].name_at));
+        const struct gw_layout_fetch_unit *fetch = &layout_fetch_units(layout)[f];
+        uint64_t numel_bytes = 0, padded_bytes = 0;
+        char bytes[CELL_BYTES], padding[CELL_BYTES];
+
+        for (uint32_t b = 0; b < fetch->buckets; b++) {
+            const struct gw_layout_bucket *bucket =
+                &layout_buckets(layout)[fetch->first_bucket + b];
+
+            numel_bytes += bucket->numel * gw_dtype_bytes(bucket->dtype);
+            padded_bytes += bucket->padded_numel * gw_dtype_bytes(bucket->dtype);
         }
+        human_bytes(numel_bytes, bytes, sizeof(bytes));
+        human_bytes(padded_bytes - numel_bytes, padding, sizeof(padding));
+        (void)printf("  %5u %5u %12s %12s  ", f, fetch->buckets, bytes, padding);
+        print_fetched(layout, fetch);
         (void)putchar('\n');
     }
 }
@@ -225,15 +261,18 @@ static void print_buckets(const struct plan *plan)
     const struct gw_layout_param *params = layout_params(layout);
     char bytes[CELL_BYTES], padding[CELL_BYTES];
 
-    (void)printf("\nbuckets of stage %u: number, size, padding, first to last parameter\n",
+    (void)printf("\nbuckets of stage %u: number, gradients' size and padding, dtypes of parameters "
+                 "and gradients, first to last parameter\n",
                  plan->options.stage);
     for (uint32_t b = 0; b < layout_page(layout)->buckets; b++) {
         uint32_t first = buckets[b].first_piece, last = first + buckets[b].pieces - 1;
+        uint64_t element = gw_dtype_bytes(buckets[b].grad_dtype);
 
-        human_bytes(buckets[b].numel * sizeof(float), bytes, sizeof(bytes));
-        human_bytes((buckets[b].padded_numel - buckets[b].numel) * sizeof(float), padding,
+        human_bytes(buckets[b].numel * element, bytes, sizeof(bytes));
+        human_bytes((buckets[b].padded_numel - buckets[b].numel) * element, padding,
                     sizeof(padding));
-        (void)printf("  %5u %12s %12s  ", b, bytes, padding);
+        (void)printf("  %5u %12s %12s  %s %s  ", b, bytes, padding,
+                     plan_dtype_names[buckets[b].dtype], plan_dtype_names[buckets[b].grad_dtype]);
         print_name(layout_name(layout, params[pieces[first].param].name_at));
         (void)printf(" to ");
         print_name(layout_name(layout, params[pieces[last].param].name_at));
@@ -273,19 +312,55 @@ static void print_own_defaults(const struct plan_report *report)
 
 /* ---- the whole ------------------------------------------------------------------------------- */
 
+/* "bf16", or of several dtypes their elements. */
+static void print_dtypes(const uint64_t *numel)
+{
+    unsigned kinds = 0, last = 0;
+
+    for (unsigned d = 0; d < GW_DTYPES; d++) {
+        kinds += numel[d] > 0;
+        last = numel[d] > 0 ? d : last;
+    }
+    for (unsigned d = 0; d < GW_DTYPES && kinds > 1; d++) {
+        if (numel[d] > 0)
+            (void)printf("%" PRIu64 " %s%s", numel[d], plan_dtype_names[d], d < last ? ", " : "");
+    }
+    if (kinds < 2)
+        (void)printf("%s", plan_dtype_names[last]);
+}
+
+/* What they are, and what is made of them. */
+static void print_kinds_of_values(const struct plan_report *report)
+{
+    const struct wire_seal *options = &report->options;
+
+    (void)printf("dtypes     parameters ");
+    print_dtypes(report->dtype_numel);
+    (void)printf("; gradients ");
+    print_dtypes(report->grad_numel);
+    (void)printf("; accumulators %s%s%s\n",
+                 options->accum_as_grads ? "as gradients" : "fp32",
+                 options->reduce_dtype ? "; rounded before the sum to " : "",
+                 options->reduce_dtype ? plan_dtype_names[options->reduce_dtype] : "");
+}
+
 static void print_top(const struct plan_report *report)
 {
     const struct plan_args *args = report->args;
-    const struct wire_seal *options = &plan_used(report, 0)->options;
+    const struct wire_seal *options = &plan_used(report, 1)->options;
+    uint64_t numel_bytes = 0;
     char bytes[CELL_BYTES];
 
-    human_bytes(report->numel * sizeof(float), bytes, sizeof(bytes));
-    (void)printf("model      %u parameters, %" PRIu64 " elements, %s in fp32\n",
-                 report->model->count, report->numel, bytes);
+    for (unsigned d = 0; d < GW_DTYPES; d++)
+        numel_bytes += report->dtype_numel[d] * gw_dtype_bytes(d);
+    human_bytes(numel_bytes, bytes, sizeof(bytes));
+    (void)printf("model      %u parameters, %" PRIu64 " elements, %s\n", report->model->count,
+                 report->numel, bytes);
     if (report->model->units_guessed)
         (void)printf("           units are guessed from the names, up to the layer number\n");
-    if (report->model->not_fp32)
+    if (report->model->other_dtypes)
         (void)printf("           some are of another type in the file; counted as fp32\n");
+    print_kinds_of_values(report);
     (void)printf("ranks      %u on %u node%s; figures are one rank's, of one optimizer step of %u "
                  "micro-step%s\n",
                  args->ranks, args->nodes, args->nodes == 1 ? "" : "s, in blocks",
@@ -295,7 +370,12 @@ static void print_top(const struct plan_report *report)
     human_bytes(options->bucket_bytes, bytes, sizeof(bytes));
     (void)printf("buckets    %s, slices aligned to %u bytes, %u ring slots\n", bytes,
                  options->shard_align_bytes, options->ring_slots);
-    (void)printf("optimizer  Adam: two fp32 moments per parameter\n");
+    if (options->shard_ranks > 0 && options->shard_ranks < args->ranks)
+        (void)printf("hybrid     runs of %u ranks hold the shards, %u replicas (stages 1 to 3)\n",
+                     options->shard_ranks, args->ranks / options->shard_ranks);
+    (void)printf("optimizer  Adam: two fp32 moments per parameter%s\n",
+                 report->dtype_numel[GW_DTYPE_FP32] < report->numel ? "; masters of those not fp32"
+                                                                    : "");
     if (report->config != NULL)
         (void)printf("stage *    the configuration's\n");
 }

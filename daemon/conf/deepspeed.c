@@ -417,6 +417,19 @@ static int apply_defaults(struct reader *reader)
 
 /* ---- the whole ------------------------------------------------------------------------------- */
 
+/* Before all keys: sizes are of them. */
+static void set_dtypes(struct reader *reader)
+{
+    struct deepspeed *config = reader->config;
+
+    config->half = reader->given->has_dtype || reader->fp16 || reader->bf16;
+    config->dtype = reader->fp16 ? GW_DTYPE_FP16 : reader->bf16 ? GW_DTYPE_BF16 : GW_DTYPE_FP32;
+    if (reader->given->has_dtype)
+        config->dtype = reader->given->dtype;
+    config->grad_dtype =
+        reader->given->has_grad_dtype ? reader->given->grad_dtype : config->dtype;
+}
+
 int deepspeed_parse(const char *text, size_t bytes, const char *file,
                     const struct deepspeed_given *given, struct deepspeed **ret_config, char *error,
                     size_t error_bytes)
@@ -438,6 +451,7 @@ int deepspeed_parse(const char *text, size_t bytes, const char *file,
         reader.fp16 = json_is_true(json_object_get(json_object_get(root, "fp16"), "enabled"));
         reader.bf16 = json_is_true(json_object_get(json_object_get(root, "bf16"), "enabled")) ||
                       json_is_true(json_object_get(json_object_get(root, "bfloat16"), "enabled"));
+        set_dtypes(&reader);
         r = read_all(&reader, root);
     }
     if (r == 0)

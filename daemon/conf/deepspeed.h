@@ -5,7 +5,8 @@
  * Pure (text in, struct out; no files); any thread; holds nothing between calls.
  *
  * One table of keys (deepspeed_keys.c) is parser, report and defaults. Keys and defaults are those
- * of DeepSpeed 0.19.8; sizes that DeepSpeed counts in elements become bytes of fp32 here.
+ * of DeepSpeed 0.19.8; sizes that DeepSpeed counts in elements become bytes here: of parameters, or
+ * for buckets of gradients, in the dtype that fp16.enabled, bf16.enabled or the caller says.
  *
  * What is refused outright (GW_E_INVALID): text that is not JSON, values of a wrong type or out of
  * range, keys that contradict each other, and "auto" where a value is needed. A key that asks for
@@ -50,12 +51,18 @@ struct deepspeed_given {
     uint64_t numel;        /* of the model: bounds the gather budget; 0: unknown */
     uint64_t bucket_bytes; /* in place of reduce_bucket_size */
     uint32_t micro_steps;  /* in place of gradient_accumulation_steps */
+    bool has_dtype, has_grad_dtype; /* in place of what fp16.enabled and bf16.enabled say: */
+    uint32_t dtype, grad_dtype;     /* enum gw_dtype */
     uint32_t version;      /* whose defaults: deepspeed_version; 0: DEEPSPEED_VERSION */
 };
 
 struct deepspeed {
     struct gw_zero_options options;
     struct gw_loss_scale_options loss_scale; /* struct_size 0: fp16 is off */
+    uint32_t dtype, grad_dtype;              /* of gw_param_options */
+    bool half; /* dtype is said: fp16 or bf16 is on, or the caller's */
+    uint64_t persist_bytes; /* whatever the stage; in options, where a seal takes them */
+    uint32_t shard_ranks;
     struct deepspeed_list keys, defaults;
 };
 

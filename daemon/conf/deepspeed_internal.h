@@ -58,6 +58,7 @@ struct reader {
     struct deepspeed *config;
     const json_t *seen_value[DEEPSPEED_KEYS_MAX]; /* in the file; NULL: not there */
     bool fp16, bf16;
+    bool persists_nothing; /* stage3_model_persistence_threshold 0 */
     /* 0: not there */
     uint64_t train_batch, micro_batch, accumulation;
     char autos[512];
@@ -80,11 +81,16 @@ TAKE(take_overlap);
 TAKE(take_unused);
 TAKE(take_prefetch);
 TAKE(take_live);
-TAKE(take_zero_only);
-TAKE(take_group);
+TAKE(take_persistence);
+TAKE(take_persistent_sum);
+TAKE(take_reuse);
+TAKE(take_secondary);
+TAKE(take_runs);
 TAKE(take_clipping);
 TAKE(take_predivide);
-TAKE(take_dtype);
+TAKE(take_reduce_dtype);
+TAKE(take_other_dtype);
+TAKE(take_accum_dtype);
 TAKE(take_half);
 TAKE(take_scaler);
 TAKE(take_batch);

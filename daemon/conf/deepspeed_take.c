@@ -9,7 +9,7 @@
 
 #include "daemon/conf/deepspeed_internal.h"
 
-#define FLOAT_BYTES 4u
+#define BUCKET_MULTIPLE 4u /* a seal's bucket_bytes are one of fp32 */
 #define ELEMENTS_MAX ((int64_t)1 << 48)
 #define MICRO_STEPS_MAX 1024u /* as at a seal */
 #define CLIPS_SINCE 19008u    /* 0.19.8 was measured to clip unasked; older ones not (case G01) */
@@ -23,6 +23,19 @@
 static struct gw_zero_options *options_of(struct reader *reader)
 {
     return &reader->config->options;
+}
+
+/* Bytes of parameters. */
+static uint64_t bytes_of(const struct reader *reader, int64_t elements)
+{
+    return (uint64_t)elements * (reader->config->dtype == GW_DTYPE_FP32 ? 4 : 2);
+}
+
+static const char *dtype_name(uint32_t dtype)
+{
+    static const char *const names[] = {"fp32", "fp16", "bf16"};
+
+    return names[dtype];
 }
 
 static int check_elements(struct reader *reader, const struct deepspeed_key *key, int64_t elements)
@@ -58,6 +71,8 @@ TAKE(take_reduce_scatter)
 
 TAKE(take_bucket)
 {
+    uint32_t dtype = reader->config->grad_dtype;
+    uint64_t bytes;
     int r;
 
     r = check_elements(reader, key, value->whole);
@@ -65,9 +80,11 @@ TAKE(take_bucket)
         return r;
     if (value->whole == 0)
         return deepspeed_wrong(reader, key->path, "must not be 0");
-    options_of(reader)->bucket_bytes = (uint64_t)value->whole * FLOAT_BYTES;
-    SAY(DEEPSPEED_MAPPED, "bucket_bytes %" PRIu64 " (%" PRId64 " fp32 elements)",
-        options_of(reader)->bucket_bytes, value->whole);
+    bytes = (uint64_t)value->whole * (dtype == GW_DTYPE_FP32 ? 4 : 2);
+    bytes = (bytes + BUCKET_MULTIPLE - 1) / BUCKET_MULTIPLE * BUCKET_MULTIPLE;
+    options_of(reader)->bucket_bytes = bytes;
+    SAY(DEEPSPEED_MAPPED, "bucket_bytes %" PRIu64 " (%" PRId64 " %s elements)", bytes, value->whole,
+        dtype_name(dtype));
     return 0;
 }
 
@@ -98,7 +115,7 @@ TAKE(take_prefetch)
     if (r < 0)
         return r;
     /* 0 is our default, so that "nothing" is one byte: no unit is that small. */
-    options_of(reader)->prefetch_bytes = value->whole ? (uint64_t)value->whole * FLOAT_BYTES : 1;
+    options_of(reader)->prefetch_bytes = value->whole ? bytes_of(reader, value->whole) : 1;
     SAY(DEEPSPEED_MAPPED, "prefetch_bytes %" PRIu64 " (stage 3: gathered ahead%s)",
         options_of(reader)->prefetch_bytes, value->whole ? "" : ": nothing");
     return 0;
@@ -106,13 +123,13 @@ TAKE(take_prefetch)
 
 TAKE(take_live)
 {
-    uint64_t bytes, model = reader->given->numel * FLOAT_BYTES;
+    uint64_t bytes, model = bytes_of(reader, (int64_t)reader->given->numel);
     int r;
 
     r = check_elements(reader, key, value->whole);
     if (r < 0)
         return r;
-    bytes = (uint64_t)value->whole * FLOAT_BYTES;
+    bytes = bytes_of(reader, value->whole);
     if (bytes == 0) {
         SAY(DEEPSPEED_MAPPED, "gather_bytes: the three largest units of the model");
         return 0;
@@ -125,32 +142,98 @@ TAKE(take_live)
     return 0;
 }
 
-/* A threshold that is not built, and off at 0. */
-TAKE(take_zero_only)
+TAKE(take_persistence)
 {
-    (void)reader;
-    if (value->whole == 0)
+    int r;
+
+    if (value->whole == 0) {
         SAY(DEEPSPEED_SUPPORTED, "0, off: %s", key->meaning);
-    else
-        SAY(DEEPSPEED_REJECTED,
-            "planned, not in this release: %s; here each unit is gathered "
-            "forward and backward",
-            key->meaning);
+        return 0;
+    }
+    r = check_elements(reader, key, value->whole);
+    if (r < 0)
+        return r;
+    reader->config->persist_bytes = bytes_of(reader, value->whole);
+    SAY(DEEPSPEED_MAPPED, "persist_bytes %" PRIu64 " (stage 3: parameters of at most so many bytes "
+        "stay gathered)", reader->config->persist_bytes);
+    return 0;
+}
+
+/* A bound on all of them together: only where it binds nothing, or everything. */
+TAKE(take_persistent_sum)
+{
+    bool binds = value->whole <= ELEMENTS_MAX &&
+                 (reader->given->numel == 0 || (uint64_t)value->whole < reader->given->numel);
+
+    (void)key;
+    if (value->whole == 0) {
+        reader->persists_nothing = true;
+        SAY(DEEPSPEED_MAPPED, "persist_bytes 0: no parameter stays gathered");
+    } else if (!binds) {
+        SAY(DEEPSPEED_NOT_NEEDED, "the model has no more elements than may stay gathered");
+    } else {
+        SAY(DEEPSPEED_REJECTED, "a bound on the sum of parameters that stay gathered is not done "
+            "here: lower stage3_param_persistence_threshold");
+    }
+    return 0;
+}
+
+TAKE(take_reuse)
+{
+    int r;
+
+    if (value->whole == 0) {
+        SAY(DEEPSPEED_SUPPORTED, "0, off: %s", key->meaning);
+        return 0;
+    }
+    r = check_elements(reader, key, value->whole);
+    if (r < 0)
+        return r;
+    options_of(reader)->reuse_bytes = bytes_of(reader, value->whole);
+    SAY(DEEPSPEED_MAPPED, "reuse_bytes %" PRIu64 " (stage 3: a released unit stays gathered if it "
+        "is fetched again within so many bytes, while gather_bytes allow)",
+        options_of(reader)->reuse_bytes);
     return 0;
 }
 
 /* 1, 0 and below: no such groups. */
-TAKE(take_group)
+static int check_runs(struct reader *reader, const struct deepspeed_key *key, int64_t ranks)
 {
+    if (ranks <= 1 || reader->given->world % (uint64_t)ranks == 0)
+        return 0;
+    return deepspeed_wrong(reader, key->path, "is %" PRId64 ", which does not divide %u ranks",
+                           ranks, reader->given->world);
+}
+
+TAKE(take_secondary)
+{
+    int r;
+
+    r = check_runs(reader, key, value->whole);
+    if (r < 0)
+        return r;
+    if (value->whole <= 1)
+        SAY(DEEPSPEED_NOT_NEEDED, "off: no secondary shards");
+    else
+        SAY(DEEPSPEED_NOT_NEEDED, "no secondary shards (hpZ) are kept: this release runs one node, "
+            "where every gather reads the owners' memory, and a second copy would save nothing");
+    return 0;
+}
+
+TAKE(take_runs)
+{
+    int r;
+
+    r = check_runs(reader, key, value->whole);
+    if (r < 0)
+        return r;
     if (value->whole <= 1) {
         SAY(DEEPSPEED_NOT_NEEDED, "off: one group of all ranks");
         return 0;
     }
-    if (reader->given->world % (uint64_t)value->whole)
-        return deepspeed_wrong(reader, key->path, "is %" PRId64 ", which does not divide %u ranks",
-                               value->whole, reader->given->world);
-    SAY(DEEPSPEED_REJECTED, "planned, not in this release: %s; one group of all ranks here",
-        key->meaning);
+    reader->config->shard_ranks = (uint32_t)value->whole;
+    SAY(DEEPSPEED_MAPPED, "shard_ranks %" PRId64 " (stages 1 to 3: each run of so many ranks holds "
+        "the shards; gradients are all-reduced between runs once a step)", value->whole);
     return 0;
 }
 
@@ -180,44 +263,88 @@ TAKE(take_predivide)
     if (value->number <= 0)
         return deepspeed_wrong(reader, key->path, "must be positive");
     SAY(DEEPSPEED_NOT_NEEDED, "divided before and multiplied after: the mean stays; it is divided "
-                              "once here, after the sum");
+                              "once here, after the sum, which is made in fp32");
     return 0;
 }
 
-TAKE(take_dtype)
+static int read_dtype(struct reader *reader, const struct deepspeed_key *key, const char *text,
+                      uint32_t *ret_dtype)
 {
-    static const char *const names[] = {"fp32", "fp16", "bf16"};
-    const char *text = value->text;
-
     if (strcmp(text, "bfp16") == 0 || strcmp(text, "bfloat16") == 0)
         text = "bf16"; /* other spellings that DeepSpeed takes */
-    if (strcmp(text, names[0]) == 0) {
-        SAY(DEEPSPEED_SUPPORTED, "%s are fp32", key->meaning);
-        return 0;
-    }
-    for (size_t i = 1; i < 3; i++) {
-        if (strcmp(text, names[i]) == 0) {
-            SAY(DEEPSPEED_REJECTED, "planned, not in this release: %s in %s; they are fp32 here",
-                key->meaning, text);
+    for (uint32_t dtype = 0; dtype < GW_DTYPES; dtype++) {
+        if (strcmp(text, dtype_name(dtype)) == 0) {
+            *ret_dtype = dtype;
             return 0;
         }
     }
     return deepspeed_wrong(reader, key->path, "must be fp32, fp16 or bf16");
 }
 
+TAKE(take_reduce_dtype)
+{
+    uint32_t dtype = 0;
+    int r;
+
+    r = read_dtype(reader, key, value->text, &dtype);
+    if (r < 0)
+        return r;
+    options_of(reader)->reduce_dtype = dtype;
+    if (dtype == GW_DTYPE_FP32)
+        SAY(DEEPSPEED_SUPPORTED, "gradients are summed as they are given, in fp32");
+    else
+        SAY(DEEPSPEED_MAPPED, "reduce_dtype %s: each rank's gradient is rounded to it, and the "
+            "sum is made in fp32", dtype_name(dtype));
+    return 0;
+}
+
+TAKE(take_other_dtype)
+{
+    uint32_t dtype = 0;
+    int r;
+
+    r = read_dtype(reader, key, value->text, &dtype);
+    if (r < 0)
+        return r;
+    if (dtype == GW_DTYPE_FP32)
+        SAY(DEEPSPEED_SUPPORTED, "sums are made in fp32");
+    else
+        SAY(DEEPSPEED_REJECTED, "sequence-parallel groups have no dtype of their own here: "
+            "communication_data_type is for all");
+    return 0;
+}
+
+TAKE(take_accum_dtype)
+{
+    uint32_t dtype = 0, grad_dtype = reader->config->grad_dtype;
+    int r;
+
+    r = read_dtype(reader, key, value->text, &dtype);
+    if (r < 0)
+        return r;
+    if (dtype == GW_DTYPE_FP32)
+        SAY(DEEPSPEED_SUPPORTED, "accumulators and reduced gradients are fp32");
+    else if (dtype != grad_dtype)
+        SAY(DEEPSPEED_REJECTED, "accumulators are fp32, or of the gradients' dtype, which is %s",
+            dtype_name(grad_dtype));
+    else
+        SAY(DEEPSPEED_MAPPED, "accum_as_grads 1: accumulators and reduced gradients are %s",
+            dtype_name(dtype));
+    options_of(reader)->accum_as_grads = dtype != GW_DTYPE_FP32 && dtype == grad_dtype;
+    return 0;
+}
+
 /* ---- precision ------------------------------------------------------------------------------- */
 
 TAKE(take_half)
 {
-    (void)reader;
-    if (!value->on) {
-        SAY(DEEPSPEED_NOT_NEEDED, "off: fp32");
-        return 0;
-    }
-    SAY(DEEPSPEED_REJECTED,
-        "planned, not in this release: %s; parameters and gradients are fp32 "
-        "here, and so are all sizes below",
-        key->meaning);
+    if (!value->on)
+        SAY(DEEPSPEED_NOT_NEEDED, "off");
+    else if (reader->given->has_dtype)
+        SAY(DEEPSPEED_MAPPED, "the caller says which dtype");
+    else
+        SAY(DEEPSPEED_MAPPED, "dtype and grad_dtype %s of parameters (gw_param_options); shards "
+            "are kept in fp32, and sizes below are of %s elements", key->meaning, key->meaning);
     return 0;
 }
 
@@ -347,6 +474,17 @@ static int settle_scaler(struct reader *reader)
     return 0;
 }
 
+/* In the options only what a seal takes in the stage. */
+static void settle_stage(struct reader *reader)
+{
+    struct deepspeed *config = reader->config;
+
+    if (reader->persists_nothing)
+        config->persist_bytes = 0;
+    config->options.persist_bytes = config->options.stage == 3 ? config->persist_bytes : 0;
+    config->options.shard_ranks = config->options.stage > 0 ? config->shard_ranks : 0;
+}
+
 int deepspeed_settle(struct reader *reader)
 {
     uint64_t steps = 0;
@@ -357,6 +495,7 @@ int deepspeed_settle(struct reader *reader)
     r = settle_scaler(reader);
     if (r < 0)
         return r;
+    settle_stage(reader);
     if (reader->given->micro_steps) {
         options_of(reader)->micro_steps = reader->given->micro_steps;
         return 0;

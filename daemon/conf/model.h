@@ -8,6 +8,7 @@
  *  - safetensors: 8 bytes little-endian length, then a JSON header. It knows no units: they are
  *    guessed, as the name up to its first numeric part (h.0.attn.weight: h.0), or else without its
  *    last part; parameters are ordered by unit, numbers counting as numbers, then as in the file.
+ *    Dtypes are the file's where they are ours (F32, F16, BF16), else fp32, as in a text list.
  */
 #ifndef GW_CONF_MODEL_H
 #define GW_CONF_MODEL_H
@@ -15,6 +16,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+
+#include "gradwire/gradwire.h"
 
 #define MODEL_NAME_MAX 255u         /* bytes of a name: limits.h's GW_NAME_MAX */
 #define MODEL_PARAMS_MAX (1u << 20) /* limits.h's GW_PARAMS_MAX */
@@ -27,13 +30,14 @@ struct model_param {
     uint64_t numel;
     uint32_t line;  /* of a text list; else 0 */
     uint64_t order; /* place in the file */
+    uint8_t dtype;  /* enum gw_dtype */
 };
 
 struct model {
     struct model_param *params;
     uint32_t count, room;
     bool units_guessed;
-    bool not_fp32; /* safetensors: some dtype is another one */
+    bool other_dtypes; /* safetensors: some are none of ours */
 };
 
 /* Both: 0, GW_E_NOMEM, or GW_E_INVALID with `error` = "file:line:column: what is wrong". */

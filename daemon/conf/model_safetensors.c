@@ -15,13 +15,27 @@
 struct dtype {
     const char *name;
     uint32_t bytes; /* of an element */
+    bool ours;
+    uint8_t dtype; /* enum gw_dtype */
 };
 
 /* Of the format, as of its version 0.6; others have no size that we could check. */
 static const struct dtype dtypes[] = {
-    {"F32", 4},     {"BF16", 2}, {"F16", 2}, {"F64", 8}, {"F8_E4M3", 1},
-    {"F8_E5M2", 1}, {"BOOL", 1}, {"U8", 1},  {"I8", 1},  {"I16", 2},
-    {"U16", 2},     {"I32", 4},  {"U32", 4}, {"I64", 8}, {"U64", 8},
+    {"F32", 4, true, GW_DTYPE_FP32},
+    {"BF16", 2, true, GW_DTYPE_BF16},
+    {"F16", 2, true, GW_DTYPE_FP16},
+    {"F64", 8, false, 0},
+    {"F8_E4M3", 1, false, 0},
+    {"F8_E5M2", 1, false, 0},
+    {"BOOL", 1, false, 0},
+    {"U8", 1, false, 0},
+    {"I8", 1, false, 0},
+    {"I16", 2, false, 0},
+    {"U16", 2, false, 0},
+    {"I32", 4, false, 0},
+    {"U32", 4, false, 0},
+    {"I64", 8, false, 0},
+    {"U64", 8, false, 0},
 };
 
 struct parser {
@@ -137,31 +151,38 @@ static int numel_of(const struct parser *parser, const char *name, const json_t 
     return 0;
 }
 
+static const struct dtype *find_dtype(const char *name)
+{
+    for (size_t i = 0; i < sizeof(dtypes) / sizeof(dtypes[0]); i++) {
+        if (strcmp(name, dtypes[i].name) == 0)
+            return &dtypes[i];
+    }
+    return NULL;
+}
+
 /* Where the data lies must fit the shape: who can read the one wrongly may read the other so. */
 static int check_offsets(const struct parser *parser, const char *name, const json_t *tensor,
-                         uint64_t numel, uint64_t *ret_begin)
+                         uint64_t numel, uint64_t *ret_begin, uint8_t *ret_dtype)
 {
-    const char *dtype = json_string_value(json_object_get(tensor, "dtype"));
+    const char *text = json_string_value(json_object_get(tensor, "dtype"));
+    const struct dtype *dtype = text ? find_dtype(text) : NULL;
+    uint64_t want;
     const json_t *offsets = json_object_get(tensor, "data_offsets");
     json_int_t begin = json_integer_value(json_array_get(offsets, 0));
     json_int_t end = json_integer_value(json_array_get(offsets, 1));
 
-    if (dtype == NULL)
+    if (text == NULL)
         return wrong(parser, name, "\"dtype\" is missing");
     if (json_array_size(offsets) != 2 || !json_is_integer(json_array_get(offsets, 0)) ||
         !json_is_integer(json_array_get(offsets, 1)) || begin < 0 || end < begin)
         return wrong(parser, name, "\"data_offsets\" must be two rising numbers");
-    for (size_t i = 0; i < sizeof(dtypes) / sizeof(dtypes[0]); i++) {
-        uint64_t want;
-
-        if (strcmp(dtype, dtypes[i].name) == 0 &&
-            (__builtin_mul_overflow(numel, dtypes[i].bytes, &want) ||
-             want != (uint64_t)(end - begin)))
-            return wrong(parser, name, "\"data_offsets\" do not fit dtype and shape");
-    }
-    if (strcmp(dtype, "F32") != 0)
-        parser->model->not_fp32 = true;
+    if (dtype && (__builtin_mul_overflow(numel, dtype->bytes, &want) ||
+                  want != (uint64_t)(end - begin)))
+        return wrong(parser, name, "\"data_offsets\" do not fit dtype and shape");
+    if (!dtype || !dtype->ours)
+        parser->model->other_dtypes = true;
     *ret_begin = (uint64_t)begin;
+    *ret_dtype = dtype ? dtype->dtype : GW_DTYPE_FP32;
     return 0;
 }
 
@@ -169,6 +190,8 @@ static int add_tensor(struct parser *parser, const char *name, const json_t *ten
 {
     size_t bytes = strlen(name);
     uint64_t numel = 0, begin = 0;
+    struct model_param *added;
+    uint8_t dtype = 0;
     int r;
 
     if (!json_is_object(tensor))
@@ -177,14 +200,17 @@ static int add_tensor(struct parser *parser, const char *name, const json_t *ten
         return wrong(parser, name, "a name has 1 to 255 bytes");
     r = numel_of(parser, name, json_object_get(tensor, "shape"), &numel);
     if (r == 0)
-        r = check_offsets(parser, name, tensor, numel, &begin);
+        r = check_offsets(parser, name, tensor, numel, &begin, &dtype);
     if (r == 0)
         r = model_add(parser->model, name, bytes, name, unit_bytes_of(name), numel, 0);
     if (r == GW_E_LIMIT)
         return wrong(parser, name, "more than 1048576 tensors");
-    if (r == 0)
-        parser->model->params[parser->model->count - 1].order = begin;
-    return r;
+    if (r < 0)
+        return r;
+    added = &parser->model->params[parser->model->count - 1];
+    added->order = begin;
+    added->dtype = dtype;
+    return 0;
 }
 
 static int add_tensors(struct parser *parser, json_t *header)

@@ -13,8 +13,8 @@
  * while all are of one and the same group and the sum of their gradients' bytes is <= the bucket
  * size (a unit that is larger stands alone); each fetch unit starts buckets of its own, sorted by
  * group and then by class, both in order of appearance. Each bucket is padded to a multiple of
- * members * align. The size of a bucket is in bytes of its gradient dtype; align is shard_align_bytes
- * in elements of the smallest of its dtypes.
+ * members * align. The size of a bucket is in bytes of its gradient dtype; align is
+ * shard_align_bytes in elements of the smallest of its dtypes.
  */
 #ifndef GW_CORE_LAYOUT_H
 #define GW_CORE_LAYOUT_H

@@ -68,8 +68,9 @@ static bool agree(struct core *core, uint32_t rank)
     struct text name = TEXT(side), text = TEXT(line);
 
     text_add(&name, "rank %u", rank);
-    if (options_equal(&first->seal, &mine->seal, "rank 0", side, &text) &&
-        reg_list_equal(&first->list, &mine->list, "rank 0", side, &text))
+    /* Lists first: a mean is another number where there are groups. */
+    if (reg_list_equal(&first->list, &mine->list, "rank 0", side, &text) &&
+        options_equal(&first->seal, &mine->seal, "rank 0", side, &text))
         return true;
     core_fail(core, GW_E_MISMATCH, rank, "the ranks seal different models: %s", line);
     return false;
@@ -81,8 +82,8 @@ static bool agree_with_kept(struct core *core)
     char line[GW_TEXT_MAX + 1];
     struct text text = TEXT(line);
 
-    if (options_equal(&core->kept_seal, &first->seal, "the job", "rank 0", &text) &&
-        reg_list_equal(&core->kept_list, &first->list, "the job", "rank 0", &text))
+    if (reg_list_equal(&core->kept_list, &first->list, "the job", "rank 0", &text) &&
+        options_equal(&core->kept_seal, &first->seal, "the job", "rank 0", &text))
         return true;
     core_fail(core, GW_E_MISMATCH, CORE_NO_RANK,
               "the ranks joined again with another model than the job keeps: %s", line);

@@ -132,6 +132,8 @@ struct core_op *fetch_part_op(struct zero *z, uint32_t rank, uint32_t part, uint
     op->rank = rank;
     op->in_place_skip = z->stage < 3;
     tokens_gather(z, op, at->group);
+    if (flight == FLIGHT_GATHER)
+        *zero_gather_op(z, rank, at->group) = op->id;
     op->out = out;
     if (out)
         *out = destination(z, rank, at->first_bucket, offset_bytes);
@@ -164,7 +166,7 @@ void fetch_persistent(struct zero *z, uint32_t rank, uint32_t group, uint64_t st
         op = fetch_part_op(z, rank, part, 0, FLIGHT_GATHER);
         set_step(z, op, step);
         op->measure = !counted;
-        z->ranks[rank].persist_op = z->ranks[rank].gather_op = op->id;
+        z->ranks[rank].persist_op = op->id;
     }
     z->groups[group].fresh |= ZERO_BIT(rank);
 }
@@ -199,7 +201,7 @@ static struct core_op *launch_gather(struct zero *z, uint32_t rank,
             continue;
         op = fetch_part_op(z, rank, part, gather->offset_bytes, FLIGHT_GATHER);
         set_step(z, op, step);
-        *unit_gather(z, rank, gather->fetch_unit) = z->ranks[rank].gather_op = op->id;
+        *unit_gather(z, rank, gather->fetch_unit) = op->id;
     }
     return op;
 }

@@ -131,14 +131,15 @@ int groups_init(struct zero *z)
     z->groups = calloc(groups, sizeof(*z->groups));
     z->positions = calloc(groups * z->world, sizeof(*z->positions));
     z->gather_commits = calloc(groups * z->world, sizeof(*z->gather_commits));
+    z->gather_ops = calloc(groups * z->world, sizeof(*z->gather_ops));
     z->places = calloc(z->world, sizeof(*z->places));
     z->place_groups = calloc(z->world, sizeof(*z->place_groups));
     z->parts = calloc(buckets, sizeof(*z->parts));
     z->unit_parts = calloc((size_t)z->fetch_units + 1, sizeof(*z->unit_parts));
     z->orders[0] = calloc(buckets, sizeof(*z->orders[0]));
     z->orders[1] = calloc(buckets, sizeof(*z->orders[1]));
-    if (!z->groups || !z->positions || !z->gather_commits || !z->places || !z->place_groups ||
-        !z->parts || !z->unit_parts || !z->orders[0] || !z->orders[1])
+    if (!z->groups || !z->positions || !z->gather_commits || !z->gather_ops || !z->places ||
+        !z->place_groups || !z->parts || !z->unit_parts || !z->orders[0] || !z->orders[1])
         return GW_E_NOMEM;
     make_groups(z);
     make_parts(z);
@@ -153,6 +154,7 @@ void groups_free(struct zero *z)
     free(z->groups);
     free(z->positions);
     free(z->gather_commits);
+    free(z->gather_ops);
     free(z->places);
     free(z->place_groups);
     free(z->parts);

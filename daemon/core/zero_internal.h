@@ -207,7 +207,6 @@ struct zero_rank {
     uint64_t said[GW_TIMELINES_MAX];     /* of all declarations */
     uint64_t commit_op;      /* done when the last commit's tokens are reached, masters rounded */
     uint64_t cast_op;        /* the last that rounds its masters */
-    uint64_t gather_op;      /* the last op of its GATHER stream that reads or rounds shards */
     uint64_t persist_op;     /* its last gather of persistent parameters */
     uint64_t reduce_op;      /* the last op of the REDUCE stream that touches its memory */
     uint64_t shards_waited;  /* REDUCE stream: steps for whose resolving by this rank it waits */
@@ -266,6 +265,7 @@ struct zero {
     uint32_t part_count;
     uint32_t *unit_parts;  /* stage 3: first part of each fetch unit, and the end */
     uint64_t *gather_commits; /* rank x group: commits that its GATHER stream waits for */
+    uint64_t *gather_ops;     /* rank x group: its last gather of the group's parameters */
     struct place **places; /* one for each set of groups that some rank is in */
     uint64_t *place_groups;
     uint32_t place_count;
@@ -354,6 +354,11 @@ static inline bool zero_member(const struct zero *z, uint32_t bucket, uint32_t r
 static inline uint32_t zero_position(const struct zero *z, uint32_t group, uint32_t rank)
 {
     return z->positions[(size_t)group * z->world + rank];
+}
+
+static inline uint64_t *zero_gather_op(const struct zero *z, uint32_t rank, uint32_t group)
+{
+    return &z->gather_ops[(size_t)rank * z->group_count + group];
 }
 
 static inline bool zero_hybrid(const struct zero_group *group)

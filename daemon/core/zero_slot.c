@@ -10,9 +10,9 @@
  *    then: a stream that waited for a reduction that is not launched might keep back the very
  *    gradient that is to be reduced before;
  *  - an overflow slot, if waiting would be for its own later gradients or commit: no reduction in
- *    flight will free a slot of the rank, and in each group that its slots hold buckets of, the next
- *    one in launch order waits for the rank, or for others that wait for a slot like it; among them
- *    some that wait for this one.
+ *    flight will free a slot of the rank, and in each group that its slots hold buckets of, the
+ *    next one in launch order waits for the rank, or for others that wait for a slot like it; among
+ *    them some that wait for this one.
  */
 #include "daemon/core/zero_internal.h"
 

@@ -76,7 +76,7 @@ static void cast(struct zero *z, uint32_t rank, uint32_t dtype, const struct wir
     ops_members(z, op, &z->members[rank], 1);
     if (zero_edge(z, EDGE_COMMITTED) && after->tokens && tokens_room(z, op, after->tokens))
         tokens_add(op, rank, after);
-    mine->cast_op = mine->gather_op = op->id;
+    mine->cast_op = op->id;
 }
 
 void step_cast(struct zero *z, uint32_t rank, const struct wire_after *after)
@@ -166,7 +166,7 @@ static void gather_bucket(struct zero *z, uint32_t part, uint32_t rank, uint64_t
     op->measure = !counted;
     if (flight)
         flight->step = step;
-    zero_entry(z, rank, bucket)->gather_op = z->ranks[rank].gather_op = op->id;
+    zero_entry(z, rank, bucket)->gather_op = op->id;
 }
 
 void step_gather_all(struct zero *z, uint32_t group, uint64_t step, bool counted)
@@ -352,18 +352,34 @@ static struct core_signal window_signal(const struct zero *z, uint32_t rank)
                                 .value = z->ranks[rank].ended};
 }
 
+/* Gathers of the ranks' groups, and the rounding of their own masters. Members of other groups only
+ * may be further on already: their gathers wait for what comes after these windows. */
+static void wait_readers(struct zero *z, struct core_op *op, const uint32_t *ranks, uint32_t count)
+{
+    uint32_t room = count + z->group_count * z->world, ids = 0;
+    uint64_t *readers = effects_alloc(z->effects, room * sizeof(*readers)), groups = 0;
+
+    for (uint32_t i = 0; i < count && readers; i++) {
+        groups |= z->ranks[ranks[i]].groups;
+        readers[ids++] = z->ranks[ranks[i]].cast_op;
+    }
+    for (uint32_t g = 0; g < z->group_count && readers; g++) {
+        for (uint32_t i = 0; i < z->groups[g].count && groups >> g & 1; i++)
+            readers[ids++] = *zero_gather_op(z, z->groups[g].ranks[i], g);
+    }
+    if (readers)
+        ops_wait(z, op, readers, ids);
+}
+
 /* The word rises when nobody's streams read the parameters any more: those that compute with them,
- * and gathers that copy them. */
+ * and ops that copy them. */
 static void launch_windows(struct zero *z, const uint32_t *ranks, uint32_t count)
 {
     struct core_op *op = ops_barrier(z, CORE_STREAM_CONTROL, ranks, count);
-    uint64_t gathers[GW_RANKS_MAX];
     struct core_signal *signals;
 
     op->step = z->update_open;
-    for (uint32_t r = 0; r < z->world; r++)
-        gathers[r] = z->ranks[r].gather_op;
-    ops_wait(z, op, gathers, z->world);
+    wait_readers(z, op, ranks, count);
     tokens_reads(z, op, z->update_open);
     signals = ops_signals(z, op, count);
     for (uint32_t i = 0; i < count && signals; i++)

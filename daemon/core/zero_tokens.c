@@ -238,9 +238,11 @@ void tokens_reset(struct zero *z)
         memset(mine->released, 0, sizeof(mine->released));
         memset(mine->gather_waits, 0, sizeof(mine->gather_waits));
         memset(mine->said, 0, sizeof(mine->said));
-        for (uint32_t g = 0; g < z->group_count; g++)
+        for (uint32_t g = 0; g < z->group_count; g++) {
             z->gather_commits[(size_t)r * z->group_count + g] = z->groups[g].commits;
-        mine->commit_op = mine->cast_op = mine->gather_op = mine->persist_op = mine->reduce_op = 0;
+            *zero_gather_op(z, r, g) = 0;
+        }
+        mine->commit_op = mine->cast_op = mine->persist_op = mine->reduce_op = 0;
         mine->shards_waited = mine->verdict_seen = 0;
         mine->late_update = false;
     }

@@ -294,6 +294,28 @@ def test_safetensors_headers_are_read(tmp_path):
     assert "ends inside" in gwctl("--model", path, "--ranks", 2, code=EX_DATAERR).stderr
 
 
+def test_dtypes_are_the_files_or_those_asked_for(tmp_path):
+    sizes = {"F32": 4, "BF16": 2, "F16": 2, "I64": 8}
+    header, offset = {}, 0
+    for dtype, size in sizes.items():
+        header[f"w.{dtype}"] = {"dtype": dtype, "shape": [64], "data_offsets": [
+            offset, offset + 64 * size]}
+        offset += 64 * size
+    data = json.dumps(header).encode()
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(struct.pack("<Q", len(data)) + data)
+    got = planned("--model", path, "--ranks", 2, "--stage", 1)
+    assert got["dtypes"] == got["grad_dtypes"] == {"fp32": 128, "fp16": 64, "bf16": 64}
+    assert got["stages"][0]["payload_bytes"]["all_gather"] == 128 * 4 + 128 * 2
+    text = gwctl("--model", path, "--ranks", 2).stdout
+    assert "another type in the file" in text and "128 fp32, 64 fp16, 64 bf16" in text
+    got = planned("--model", path, "--ranks", 2, "--stage", 1, "--dtype", "bf16", "--grad-dtype",
+                  "fp32")
+    assert got["dtypes"]["bf16"] == got["grad_dtypes"]["fp32"] == 256
+    assert got["stages"][0]["payload_bytes"]["all_gather"] == 512
+    assert got["stages"][0]["payload_bytes"]["reduce_scatter"] == 1024
+
+
 def test_our_defaults_are_told(model):
     defaults = {entry["key"]: entry["value"] for entry in
                 planned("--model", model, "--ranks", 2)["defaults"]}
@@ -311,15 +333,18 @@ def test_deepspeed_keys_and_defaults_are_told(deepspeed):
     done = deepspeed({"zero_optimization": {"stage": 2, "reduce_bucket_size": 1e3},
                       "gradient_accumulation_steps": 3, "bf16": {"enabled": True}}, "--json")
     got = json.loads(done.stdout)
-    assert set(got) == {"schema", "params", "ranks", "nodes", "stages", "keys", "defaults"}
+    assert set(got) == {"schema", "params", "dtypes", "grad_dtypes", "ranks", "nodes", "stages",
+                        "keys", "defaults"}
     keys = {entry["key"]: entry for entry in got["keys"]}
     assert list(keys) == ["zero_optimization.stage", "zero_optimization.reduce_bucket_size",
                           "gradient_accumulation_steps", "bf16.enabled"]
     assert keys["zero_optimization.reduce_bucket_size"]["value"] == 1000
     assert keys["zero_optimization.reduce_bucket_size"]["status"] == "mapped"
-    assert keys["bf16.enabled"]["status"] == "rejected"
-    assert "planned, not in this release" in keys["bf16.enabled"]["meaning"]
-    assert "1 key is rejected" in done.stderr
+    assert keys["bf16.enabled"]["status"] == "mapped"
+    assert got["dtypes"]["bf16"] == got["grad_dtypes"]["bf16"] == got["params"]
+    assert done.stderr == ""
+    rejected = deepspeed({"zero_optimization": {"reduce_scatter": False}})
+    assert "1 key is rejected" in rejected.stderr
     defaults = {entry["key"]: entry["value"] for entry in got["defaults"]}
     assert defaults["gradient_clipping"] == 1.0
     text = deepspeed({}).stdout

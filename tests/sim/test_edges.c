@@ -19,9 +19,10 @@
 
 #define TIMINGS 60u
 
-static const struct layout_param model[] = {SIM_PARAM("a", "u0", 5), SIM_PARAM("b", "u0", 1), SIM_PARAM("c", "u1", 7),
-                                            SIM_PARAM("d", "u1", 3), SIM_PARAM("e", "u1", 2), SIM_PARAM("f", "u2", 6),
-                                            SIM_PARAM("g", "u2", 4), SIM_PARAM("h", "u3", 4)};
+static const struct layout_param model[] = {
+    SIM_PARAM("a", "u0", 5), SIM_PARAM("b", "u0", 1), SIM_PARAM("c", "u1", 7),
+    SIM_PARAM("d", "u1", 3), SIM_PARAM("e", "u1", 2), SIM_PARAM("f", "u2", 6),
+    SIM_PARAM("g", "u2", 4), SIM_PARAM("h", "u3", 4)};
 
 struct row {
     const char *name;
@@ -121,6 +122,33 @@ static void early_streams(struct sim_plan *plan)
     slow_streams(plan);
 }
 
+/* bf16 parameters; whoever rounds its masters is slow at times. */
+static void rounded(struct sim_plan *plan)
+{
+    static struct layout_param halves[8];
+
+    memcpy(halves, model, sizeof(model));
+    for (size_t p = 0; p < 8; p++)
+        halves[p].dtype = p == 4 ? GW_DTYPE_FP32 : GW_DTYPE_BF16;
+    plan->params = halves;
+}
+
+static void rounded_streams(struct sim_plan *plan)
+{
+    rounded(plan);
+    slow_streams(plan);
+}
+
+/* Runs of one: each rank's gradients are summed with the others' where they lie, at the end. Nobody
+ * updates, and some do not wait for the verdict. */
+static void runs(struct sim_plan *plan)
+{
+    plan->reduce_speed = 1;
+    plan->seal.shard_ranks = 1;
+    plan->no_update = 1000;
+    plan->run_ahead = 500;
+}
+
 static void sums(struct sim_plan *plan)
 {
     slow_streams(plan);
@@ -152,9 +180,13 @@ static const struct row rows[] = {
     CORE_ROW(ZERO_FILLED, 1, some_unused),
     CORE_ROW(ZERO_FILLED, 2, some_unused),
     CLIENT_ROW(BUFFER_CONSUMED, 1, slow_reduce),
+    CLIENT_ROW(BUFFER_CONSUMED, 1, runs),
     CLIENT_ROW(BUFFER_CONSUMED, 2, slow_reduce),
     CORE_ROW(SHARD_CONSUMED, 2, early_gradients),
     CORE_ROW(SHARD_CONSUMED, 3, early_gradients),
+    CORE_ROW(ROUNDED, 0, rounded),
+    CORE_ROW(ROUNDED, 1, rounded),
+    CORE_ROW(ROUNDED, 3, rounded),
     CORE_ROW(VERDICT_LAST, 0, slow_control),
     CORE_ROW(VERDICT_LAST, 2, slow_control),
     CLIENT_ROW(VERDICT_READ, 2, slow_reduce),
@@ -169,6 +201,7 @@ static const struct row rows[] = {
     STREAM_ROW(FILLED, 2, sums),
     STREAM_CLIENT_ROW(BUFFER_CONSUMED, 1, slow_reduce),
     STREAM_CLIENT_ROW(BUFFER_CONSUMED, 2, slow_reduce),
+    STREAM_ROW(ROUNDED, 2, rounded_streams),
     STREAM_ROW(COMMITTED, 1, slow_streams),
     STREAM_ROW(COMMITTED, 2, early_streams),
     STREAM_ROW(COMMITTED, 3, slow_streams),

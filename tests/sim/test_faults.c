@@ -19,9 +19,10 @@
 #define SECOND 1000000000ull
 #define SLACK SECOND /* virtual time that the ranks themselves need, and more */
 
-static const struct layout_param model[] = {SIM_PARAM("a", "u0", 5), SIM_PARAM("b", "u0", 1), SIM_PARAM("c", "u1", 7),
-                                            SIM_PARAM("d", "u1", 3), SIM_PARAM("e", "u1", 2), SIM_PARAM("f", "u2", 6),
-                                            SIM_PARAM("g", "u2", 4), SIM_PARAM("h", "u3", 4)};
+static const struct layout_param model[] = {
+    SIM_PARAM("a", "u0", 5), SIM_PARAM("b", "u0", 1), SIM_PARAM("c", "u1", 7),
+    SIM_PARAM("d", "u1", 3), SIM_PARAM("e", "u1", 2), SIM_PARAM("f", "u2", 6),
+    SIM_PARAM("g", "u2", 4), SIM_PARAM("h", "u3", 4)};
 
 static struct sim_plan plan_of(uint64_t seed, uint32_t stage, uint32_t world)
 {
@@ -208,6 +209,51 @@ static void test_job_with_streams_forms_again(void **state)
     assert_true(went_on > 20);
 }
 
+/* Jobs of all kinds: what is rounded and gathered is made again from whole masters. */
+static void test_varied_jobs_form_again(void **state)
+{
+    uint32_t torn = 0, went_on = 0;
+
+    (void)state;
+    for (uint32_t seed = 0; seed < 400; seed++) {
+        struct sim_model varied;
+        struct sim_plan plan;
+        struct sim_result result;
+
+        sim_model_random(&varied, seed + 300);
+        sim_plan_random(&plan, &varied, seed % 4, seed);
+        sim_plan_vary(&plan, &varied, seed + 700);
+        if (seed % 8 >= 4) {
+            sim_plan_stream(&plan, seed);
+            plan.deaf = plan.idle_skip = false;
+            plan.done_speed = 300;
+        }
+        plan.no_update = 0;
+        plan.infinite_step = SIM_NEVER;
+        plan.stop_rank = seed % plan.world;
+        plan.stop_step = 1;
+        plan.stop_action = seed * 7;
+        plan.stop_is_loss = plan.rejoin = true;
+        plan.stop_unread = seed % 3 == 0;
+        sim_run(&plan, &result);
+        if (result.error[0])
+            print_error("seed %u: %s\n", seed, result.error);
+        assert_string_equal(result.error, "");
+        if (result.fail_code == GW_E_TORN) {
+            torn++;
+            assert_true(plan.streams || result.lost_in_update || result.lost_between_commits);
+        } else {
+            assert_int_equal(result.fail_code, GW_E_PEER_LOST);
+            assert_true(result.rejoined);
+            assert_false(result.lost_half_written || result.lost_between_commits);
+            went_on++;
+        }
+    }
+    print_message("%u torn, %u went on\n", torn, went_on);
+    assert_true(torn > 20);
+    assert_true(went_on > 100);
+}
+
 /* Nobody comes back: the engine is told to end at the join deadline. */
 static void test_broken_job_ends(void **state)
 {
@@ -235,6 +281,7 @@ int main(void)
         cmocka_unit_test(test_job_forms_again),
         cmocka_unit_test(test_job_forms_again_without_last_messages),
         cmocka_unit_test(test_job_with_streams_forms_again),
+        cmocka_unit_test(test_varied_jobs_form_again),
         cmocka_unit_test(test_broken_job_ends),
     };
 

@@ -18,10 +18,13 @@
 #define TEN_UNITS 10u
 #define UNIT_BYTES 48u
 static const struct layout_param ten[] = {
-    SIM_PARAM("a0", "a", 8), SIM_PARAM("a1", "a", 4), SIM_PARAM("b0", "b", 8), SIM_PARAM("b1", "b", 4), SIM_PARAM("c0", "c", 8),
-    SIM_PARAM("c1", "c", 4), SIM_PARAM("d0", "d", 8), SIM_PARAM("d1", "d", 4), SIM_PARAM("e0", "e", 8), SIM_PARAM("e1", "e", 4),
-    SIM_PARAM("f0", "f", 8), SIM_PARAM("f1", "f", 4), SIM_PARAM("g0", "g", 8), SIM_PARAM("g1", "g", 4), SIM_PARAM("h0", "h", 8),
-    SIM_PARAM("h1", "h", 4), SIM_PARAM("i0", "i", 8), SIM_PARAM("i1", "i", 4), SIM_PARAM("j0", "j", 8), SIM_PARAM("j1", "j", 4)};
+    SIM_PARAM("a0", "a", 8), SIM_PARAM("a1", "a", 4), SIM_PARAM("b0", "b", 8),
+    SIM_PARAM("b1", "b", 4), SIM_PARAM("c0", "c", 8), SIM_PARAM("c1", "c", 4),
+    SIM_PARAM("d0", "d", 8), SIM_PARAM("d1", "d", 4), SIM_PARAM("e0", "e", 8),
+    SIM_PARAM("e1", "e", 4), SIM_PARAM("f0", "f", 8), SIM_PARAM("f1", "f", 4),
+    SIM_PARAM("g0", "g", 8), SIM_PARAM("g1", "g", 4), SIM_PARAM("h0", "h", 8),
+    SIM_PARAM("h1", "h", 4), SIM_PARAM("i0", "i", 8), SIM_PARAM("i1", "i", 4),
+    SIM_PARAM("j0", "j", 8), SIM_PARAM("j1", "j", 4)};
 
 static struct sim_plan ten_plan(uint64_t seed, uint32_t world)
 {

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""daemon/core/layout and tests/cases/plan.py, written apart, agree on random models.
+"""daemon/core/layout and plan, and tests/cases/plan.py, written apart, agree on random models.
 
 argv of the C program: environment GW_LAYOUT_PRINT. Also plan.py's own figures, against values
 worked out by hand.
 """
+import collections
 import json
 import os
 import pathlib
@@ -17,52 +18,121 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "cases"))
 import plan  # noqa: E402
 
 PRINT = os.environ.get("GW_LAYOUT_PRINT", "layout_print")
+DTYPES = ("fp32", "fp16", "bf16")
+ACCUMULATE = {"auto": 0, "local": 1, "shard": 2}
+
+World = collections.namedtuple("World", "parameters stage ranks bucket_bytes align_bytes groups "
+                               "shard_ranks persist_bytes reuse_bytes accum_as_grads micro_steps "
+                               "accumulate gather", defaults=((), 0, 0, 0, False, 1, "auto",
+                                                              "private"))
 
 
 def print_layouts(worlds):
-    """What the C code makes of a list of (stage, ranks, bucket, align, parameters)."""
+    """What the C code makes of a list of worlds."""
     lines = []
-    for stage, ranks, bucket, align, parameters in worlds:
-        lines.append(f"{stage} {ranks} {bucket} {align} {len(parameters)}")
-        lines += [f"{p.name} {p.unit or '-'} {p.numel}" for p in parameters]
+    for w in worlds:
+        lines.append(f"{w.stage} {w.ranks} {w.bucket_bytes} {w.align_bytes} "
+                     f"{int(w.accum_as_grads)} {w.persist_bytes} {w.shard_ranks}")
+        lines.append(f"{w.micro_steps} {ACCUMULATE[w.accumulate]} {int(w.gather == 'mapped')} "
+                     f"{w.reuse_bytes} {len(w.groups)} {len(w.parameters)}")
+        lines += [f"{len(ranks)} {shard_ranks} {' '.join(map(str, ranks))}"
+                  for ranks, shard_ranks in w.groups]
+        lines += [f"{p.name} {p.unit or '-'} {p.numel} {p.group} {DTYPES.index(p.dtype)} "
+                  f"{DTYPES.index(p.grad_dtype)}" for p in w.parameters]
     done = subprocess.run([PRINT], input="\n".join(lines) + "\n", capture_output=True, text=True,
                           timeout=120, check=True)
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+def divisor_of(rng, number):
+    return rng.choice([0] + [d for d in range(1, number + 1) if number % d == 0])
+
+
+def random_groups(rng, ranks):
+    """Up to two beside the world, in any order, some in runs."""
+    groups = []
+    for _ in range(rng.choice((0, 0, 1, 2))):
+        members = rng.sample(range(ranks), rng.randint(1, ranks))
+        groups.append((tuple(members), divisor_of(rng, len(members))))
+    return tuple(groups)
+
+
 def random_world(seed):
-    """Like real models in little: units of a few parameters, some large, some empty."""
+    """Like real models in little: units of a few parameters, some large, some empty; half of the
+    worlds of fp32 and one group alone."""
     rng = random.Random(seed)
+    ranks = rng.choice((1, 2, 3, 4, 5, 6, 8, 64) if seed % 10 == 0 else (1, 2, 3, 4, 5, 6, 8))
+    plain = seed % 2 == 0
+    groups = () if plain else random_groups(rng, ranks)
+    dtypes = ("fp32",) if plain else rng.choice((DTYPES, ("fp32", "bf16"), ("fp16",)))
     parameters = []
     for unit in range(rng.randint(1, 12)):
         name = rng.choice(("", f"unit{unit}", f"unit{unit}"))
+        group = rng.randint(0, len(groups))
         for index in range(rng.randint(1, 5)):
             numel = rng.choice((0, 1, rng.randint(1, 9), rng.randint(1, 100),
                                 rng.randint(100, 5000), 4096))
-            parameters.append(plan.Parameter(f"p{unit}.{index}", numel, name))
-    ranks = rng.choice((1, 2, 3, 4, 5, 7, 8, 64))
-    bucket = rng.choice((1, rng.randint(1, 50), rng.randint(50, 3000), 4096, 100000))
-    return rng.randrange(4), ranks, bucket, rng.choice((1, 1, 4, 16)), parameters
+            if rng.random() < 0.2:
+                group = rng.randint(0, len(groups))
+            parameters.append(plan.Parameter(f"p{unit}.{index}", numel, name, group,
+                                             rng.choice(dtypes), rng.choice(dtypes)))
+    stage = rng.randrange(4)
+    bucket = 4 * rng.choice((1, rng.randint(1, 50), rng.randint(50, 3000), 4096, 100000))
+    persist = rng.choice((0, 0, 4, rng.randint(1, 500), 10 ** 6)) if stage == 3 else 0
+    reuse = rng.choice((0, 0, 1, rng.randint(1, 40000), 10 ** 9)) if stage == 3 else 0
+    return World(parameters, stage, ranks, bucket, rng.choice((4, 4, 16, 64)), groups,
+                 0 if plain else divisor_of(rng, ranks) if stage else 0, persist, reuse,
+                 not plain and rng.random() < 0.3, rng.choice((1, 1, 2, 3)),
+                 rng.choice(("auto", "local", "shard")),
+                 "mapped" if stage == 3 and rng.random() < 0.3 else "private")
+
+
+def layout_of(world):
+    return plan.make_layout(world.parameters, world.stage, world.ranks, world.bucket_bytes,
+                            world.align_bytes, world.groups, world.shard_ranks,
+                            world.persist_bytes, world.accum_as_grads)
+
+
+def figures_of(world, rank):
+    got = plan.expected(world.parameters, world.stage, world.ranks, world.bucket_bytes,
+                        world.align_bytes, world.micro_steps, world.accumulate, world.gather,
+                        gather_bytes=2 ** 62 if world.reuse_bytes else 0, rank=rank,
+                        groups=world.groups, shard_ranks=world.shard_ranks,
+                        persist_bytes=world.persist_bytes, reuse_bytes=world.reuse_bytes,
+                        accum_as_grads=world.accum_as_grads)
+    return {name: got[name] for name in ("calls", "payload_bytes", "padding_bytes", "ring_bytes",
+                                         "moved_bytes", "memory_bytes")}
 
 
 def test_random_models_agree():
-    worlds = [random_world(seed) for seed in range(600)]
+    worlds = [random_world(seed) for seed in range(800)]
     printed = print_layouts(worlds)
     assert len(printed) == len(worlds)
     for seed, (world, got) in enumerate(zip(worlds, printed)):
-        stage, ranks, bucket, align, parameters = world
-        layout = plan.make_layout(parameters, stage, ranks, bucket, align)
-        want = plan.layout_dict(layout, parameters)
-        assert got == want, f"seed {seed}: {world}"
+        want = plan.layout_dict(layout_of(world), world.parameters)
+        assert got["layout"] == want, f"seed {seed}: {world}"
+        assert len(got["plans"]) == world.ranks
+        for rank, figures in enumerate(got["plans"]):
+            assert figures == figures_of(world, rank), f"seed {seed}, rank {rank}: {world}"
 
 
 def test_both_refuse_names_that_come_twice():
     twice = [plan.Parameter("a", 1), plan.Parameter("b", 1), plan.Parameter("a", 2)]
     back = [plan.Parameter("a", 1, "u"), plan.Parameter("b", 1, "v"), plan.Parameter("c", 1, "u")]
-    assert print_layouts([(3, 2, 10, 1, twice), (3, 2, 10, 1, back)]) == [{"refused": 2}] * 2
-    for parameters in (twice, back):
+    worlds = [World(parameters, 3, 2, 40, 4) for parameters in (twice, back)]
+    assert print_layouts(worlds) == [{"refused": 2}] * 2
+    for world in worlds:
         with pytest.raises(ValueError):
-            plan.make_layout(parameters, 3, 2, 10, 1)
+            layout_of(world)
+
+
+@pytest.mark.parametrize("groups, shard_ranks", [
+    ([((0, 4), 0)], 0), ([((1, 1), 0)], 0), ([((0, 1, 2), 2)], 0), ([], 3)])
+def test_both_refuse_groups_that_cannot_be(groups, shard_ranks):
+    world = World([plan.Parameter("a", 8)], 1, 4, 40, 4, groups, shard_ranks)
+    assert print_layouts([world]) == [{"refused": 2 ** 32 - 1}]
+    with pytest.raises(ValueError):
+        layout_of(world)
 
 
 def figures(stage, **more):
@@ -120,6 +190,45 @@ def test_r02_memory():
     in_shards = figures(1, micro_steps=2, accumulate="shard")
     assert in_shards["memory_bytes"]["gradients"] == full + shard
     assert figures(3, gather="mapped")["memory_bytes"]["gathered"] == 0
+
+
+def mixed(stage, **more):
+    """tests/unit/test_plan.c's: 8 fp32; 15 bf16; 3 fp32 of ranks 2 and 0; 2 bf16 of fp32 gradients.
+    Padded to 8, 16, 4 and 8."""
+    parameters = [plan.Parameter("a", 8), plan.Parameter("b", 15, "", 0, "bf16", "bf16"),
+                  plan.Parameter("d", 3, "", 1), plan.Parameter("g", 2, "", 0, "bf16")]
+    return plan.expected(parameters, stage, 4, 40, align_bytes=4, groups=[((2, 0), 0)], **more)
+
+
+def test_dtypes_and_groups():
+    member, outside = mixed(1), mixed(1, rank=1)
+    assert member["payload_bytes"]["reduce_scatter"] == 32 + 30 + 12 + 8
+    assert member["payload_bytes"]["all_gather"] == 32 + 30 + 12 + 4
+    assert member["ring_bytes"]["reduce_scatter"] == 24 + 22 + 6 + 6
+    assert outside["calls"]["reduce_scatter"] == 3
+    assert member["memory_bytes"] == dict(params=96, gradients=112 + 16, buckets=0, gathered=0,
+                                          optimizer=80 + 24)
+    assert mixed(1, accum_as_grads=True)["memory_bytes"]["gradients"] == 112
+
+
+def test_e03_hybrid_sharding():
+    rank = mixed(2, rank=3, shard_ranks=2, micro_steps=2)
+    assert rank["calls"] == dict(all_reduce=3, reduce_scatter=6, all_gather=3, broadcast=0,
+                                 control=1)
+    assert rank["payload_bytes"]["reduce_scatter"] == 2 * 70
+    assert rank["payload_bytes"]["all_reduce"] == 16 + 28  # of 8, 15 and 2 the second halves
+    assert rank["padding_bytes"]["all_reduce"] == 4 + 16
+
+
+def test_persistence_and_reuse():
+    # Persistent: 1 and 2 elements, padded to 4. Others: 12, 9 of 12, 8.
+    kept = figures(3, persist_bytes=8)
+    assert kept["calls"]["all_gather"] == 1 + 2 * 3
+    assert kept["payload_bytes"]["all_gather"] == 12 + 2 * 116
+    assert kept["memory_bytes"]["gathered"] == 16 + 128
+    assert figures(3, reuse_bytes=1)["calls"]["all_gather"] == 7  # the last unit, at once again
+    assert figures(3, reuse_bytes=1000, gather_bytes=1000, micro_steps=3)["calls"][
+        "all_gather"] == 4
 
 
 def test_r08_two_collectives():

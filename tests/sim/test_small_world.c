@@ -20,13 +20,29 @@
 
 /* A bucket takes two elements: a0 and a1, b, c and padding. Units are the three letters. */
 static const struct layout_param three[] = {
-    SIM_PARAM("a0", "a", 1), SIM_PARAM("a1", "a", 1), SIM_PARAM("b", "b", 2), SIM_PARAM("c", "c", 1)};
+    SIM_PARAM("a0", "a", 1), SIM_PARAM("a1", "a", 1), SIM_PARAM("b", "b", 2),
+    SIM_PARAM("c", "c", 1)};
+
+/* Two groups of both ranks, in other orders: neither waits for the other. */
+static const uint32_t turned[] = {1, 0};
+static const struct layout_group groups[] = {{.ranks = turned, .count = 2}};
+static const struct layout_param of_two_groups[] = {
+    {.name = "a", .unit = "a", .numel = 2},
+    {.name = "b", .unit = "b", .numel = 2, .group = 1},
+    {.name = "c", .unit = "c", .numel = 1, .group = 1}};
+
+/* Masters are rounded. */
+static const struct layout_param halves[] = {
+    {.name = "a", .unit = "a", .numel = 2, .dtype = GW_DTYPE_BF16, .grad_dtype = GW_DTYPE_BF16},
+    {.name = "b", .unit = "b", .numel = 3, .dtype = GW_DTYPE_BF16, .grad_dtype = GW_DTYPE_BF16}};
 
 struct world {
     const char *what;
     uint32_t stage, accumulate, ranks, steps, params, micro_steps;
     bool fetch, streams, reports, losses;
     uint32_t ring_slots, unused;
+    const struct layout_param *list; /* NULL: three */
+    uint32_t groups, shard_ranks, persist_bytes;
 };
 
 #define LOCAL GW_ACCUMULATE_LOCAL
@@ -43,6 +59,12 @@ static void explore_world(const struct world *world)
                               .states_max = 60000};
 
     plan.seal.bucket_bytes = 8;
+    if (world->list)
+        plan.params = world->list;
+    plan.groups = groups;
+    plan.group_count = world->groups;
+    plan.seal.shard_ranks = world->shard_ranks;
+    plan.seal.persist_bytes = world->persist_bytes;
     plan.seal.accumulate = world->accumulate;
     plan.seal.micro_steps = world->micro_steps;
     plan.seal.ring_slots = world->ring_slots;
@@ -152,6 +174,33 @@ static void test_streams(void **state)
 
 #endif
 
+static void test_groups(void **state)
+{
+    static const struct world worlds[] = {
+        {"two groups", 1, LOCAL, 2, 1, 3, 1, .ring_slots = 3, .list = of_two_groups, .groups = 1},
+        {"two groups", 2, SHARD, 2, 1, 3, 1, .ring_slots = 1, .list = of_two_groups, .groups = 1},
+        {"runs of one", 1, LOCAL, 2, 2, 3, 1, .ring_slots = 3, .shard_ranks = 1},
+        {"runs of one", 2, SHARD, 2, 1, 3, 2, .ring_slots = 2, .shard_ranks = 1},
+    };
+
+    (void)state;
+    EXPLORE(worlds);
+}
+
+static void test_rounding(void **state)
+{
+    static const struct world worlds[] = {
+        {"rounding", 0, LOCAL, 2, 2, 2, 1, .fetch = true, .ring_slots = 3, .list = halves},
+        {"rounding", 1, LOCAL, 2, 2, 1, 1, .fetch = true, .ring_slots = 3, .list = halves},
+        {"rounding", 3, LOCAL, 2, 2, 1, 1, .fetch = true, .ring_slots = 3, .list = halves},
+        {"persistent", 3, LOCAL, 2, 2, 2, 1, .fetch = true, .ring_slots = 3, .list = halves,
+         .persist_bytes = 4},
+    };
+
+    (void)state;
+    EXPLORE(worlds);
+}
+
 /* In each state each rank dies: all hear of it, come again, and training ends right, or the job
  * says that a shard is torn. */
 static void test_losses(void **state)
@@ -161,6 +210,7 @@ static void test_losses(void **state)
         {"losses", 1, LOCAL, 2, 2, 3, 1, .losses = true, .ring_slots = 3},
         {"losses", 2, SHARD, 2, 1, 3, 1, .losses = true, .ring_slots = 2},
         {"losses", 3, LOCAL, 2, 1, 3, 1, .losses = true, .fetch = true, .ring_slots = 3},
+        {"losses", 1, LOCAL, 2, 1, 2, 1, .losses = true, .fetch = true, .list = halves},
     };
 
     (void)state;
@@ -198,6 +248,8 @@ int main(void)
         cmocka_unit_test(test_fetches),
         cmocka_unit_test(test_streams),
 #endif
+        cmocka_unit_test(test_groups),
+        cmocka_unit_test(test_rounding),
         cmocka_unit_test(test_losses),
         cmocka_unit_test(test_broken_rules_are_found),
     };

@@ -123,9 +123,10 @@ static void test_stage3_values(void **state)
 
 /* ---- a fixed model: 8 tensors as in case R02, buckets 5+1, 7+3+2, 6+4, 4 in every stage ------ */
 
-static const struct layout_param r02[] = {SIM_PARAM("a", "u0", 5), SIM_PARAM("b", "u0", 1), SIM_PARAM("c", "u1", 7),
-                                          SIM_PARAM("d", "u1", 3), SIM_PARAM("e", "u1", 2), SIM_PARAM("f", "u2", 6),
-                                          SIM_PARAM("g", "u2", 4), SIM_PARAM("h", "u3", 4)};
+static const struct layout_param r02[] = {
+    SIM_PARAM("a", "u0", 5), SIM_PARAM("b", "u0", 1), SIM_PARAM("c", "u1", 7),
+    SIM_PARAM("d", "u1", 3), SIM_PARAM("e", "u1", 2), SIM_PARAM("f", "u2", 6),
+    SIM_PARAM("g", "u2", 4), SIM_PARAM("h", "u3", 4)};
 
 static struct sim_plan r02_plan(uint64_t seed, uint32_t stage, uint32_t world)
 {

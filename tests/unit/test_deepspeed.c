@@ -124,11 +124,11 @@ static void g02_an_old_public_example_is_accepted(void **state)
     assert_int_equal(config->options.overlap_off, 0);
     deepspeed_free(config);
     assert_status(text, "zero_optimization.reduce_scatter", DEEPSPEED_SUPPORTED);
-    assert_status(text, "fp16.enabled", DEEPSPEED_REJECTED);
+    assert_status(text, "fp16.enabled", DEEPSPEED_MAPPED);
     config = parse(text);
     assert_non_null(strstr(find(&config->keys, "fp16.initial_scale_power")->meaning, "search"));
-    assert_non_null(
-        strstr(find(&config->keys, "fp16.enabled")->meaning, "planned, not in this release"));
+    assert_int_equal(config->dtype, GW_DTYPE_FP16);
+    assert_int_equal(config->grad_dtype, GW_DTYPE_FP16);
     deepspeed_free(config);
 }
 
@@ -276,19 +276,22 @@ static const struct {
     IN_ZERO("round_robin_gradients", "true", NOT_NEEDED),
     IN_ZERO("stage3_prefetch_bucket_size", "5e7", MAPPED),
     IN_ZERO("prefetch_bucket_size", "5e7", MAPPED), /* without its prefix */
-    IN_ZERO("stage3_param_persistence_threshold", "1e5", REJECTED),
+    IN_ZERO("stage3_param_persistence_threshold", "1e5", MAPPED),
     IN_ZERO("stage3_param_persistence_threshold", "0", SUPPORTED),
     IN_ZERO("stage3_max_live_parameters", "1e9", MAPPED),
-    IN_ZERO("stage3_max_reuse_distance", "1e9", REJECTED),
+    IN_ZERO("stage3_model_persistence_threshold", "0", MAPPED),
+    IN_ZERO("stage3_model_persistence_threshold", "1000", REJECTED),
+    IN_ZERO("stage3_model_persistence_threshold", "9223372036854775807", NOT_NEEDED),
+    IN_ZERO("stage3_max_reuse_distance", "1e9", MAPPED),
     IN_ZERO("stage3_max_reuse_distance", "0", SUPPORTED),
     IN_ZERO("stage3_gather_16bit_weights_on_model_save", "true", NOT_NEEDED),
     IN_ZERO("stage3_gather_fp16_weights_on_model_save", "true", NOT_NEEDED),
     IN_ZERO("stage3_module_granularity_threshold", "-1", NOT_NEEDED),
     IN_ZERO("leaf_module", "{\"classes\": []}", NOT_NEEDED),
     IN_ZERO("sub_group_size", "1e9", NOT_NEEDED),
-    IN_ZERO("zero_hpz_partition_size", "2", REJECTED),
+    IN_ZERO("zero_hpz_partition_size", "2", NOT_NEEDED),
     IN_ZERO("zero_hpz_partition_size", "1", NOT_NEEDED),
-    IN_ZERO("mics_shard_size", "4", REJECTED),
+    IN_ZERO("mics_shard_size", "4", MAPPED),
     IN_ZERO("mics_shard_size", "-1", NOT_NEEDED),
     IN_ZERO("offload_optimizer", "{\"device\": \"cpu\"}", REJECTED),
     IN_ZERO("offload_optimizer", "{\"device\": \"none\"}", NOT_NEEDED),
@@ -300,7 +303,10 @@ static const struct {
     IN_ZERO("zenflow", "{\"topk_ratio\": 0.1}", REJECTED),
     IN_ZERO("reduce_buckets_size", "1", REJECTED), /* misspelled */
     TOP("communication_data_type", "\"fp32\"", SUPPORTED),
-    TOP("communication_data_type", "\"bfp16\"", REJECTED),
+    TOP("communication_data_type", "\"bfp16\"", MAPPED),
+    TOP("seq_parallel_communication_data_type", "\"fp32\"", SUPPORTED),
+    TOP("seq_parallel_communication_data_type", "\"fp16\"", REJECTED),
+    TOP("torch_autocast", "{\"enabled\": true}", REJECTED),
     TOP("communication_data_type", "null", NOT_NEEDED),
     TOP("prescale_gradients", "true", NOT_NEEDED),
     TOP("gradient_predivide_factor", "2.0", NOT_NEEDED),
@@ -316,7 +322,9 @@ static const struct {
      DEEPSPEED_SUPPORTED},
     {"{\"data_types\": {\"grad_accum_dtype\": \"fp16\"}}", "data_types.grad_accum_dtype",
      DEEPSPEED_REJECTED},
-    {"{\"bf16\": {\"enabled\": true}}", "bf16.enabled", DEEPSPEED_REJECTED},
+    {"{\"fp16\": {\"enabled\": true}, \"data_types\": {\"grad_accum_dtype\": \"fp16\"}}",
+     "data_types.grad_accum_dtype", DEEPSPEED_MAPPED},
+    {"{\"bf16\": {\"enabled\": true}}", "bf16.enabled", DEEPSPEED_MAPPED},
     {"{\"bfloat16\": {\"enabled\": false}}", "bfloat16.enabled", DEEPSPEED_NOT_NEEDED},
     {"{\"fp16\": {\"loss_scale\": 0}}", "fp16.loss_scale", DEEPSPEED_NOT_NEEDED},
     {"{\"fp16\": {\"hysteresis\": 2, \"enabled\": true}}", "fp16.hysteresis", DEEPSPEED_MAPPED},
@@ -334,7 +342,8 @@ static void rejected_keys_change_no_option(void **state)
 {
     struct deepspeed *plain = parse("{}");
     struct deepspeed *config =
-        parse("{\"fp16\": {\"enabled\": true}, \"elasticity\": {\"enabled\": true},"
+        parse("{\"data_types\": {\"grad_accum_dtype\": \"bf16\"},"
+              "\"elasticity\": {\"enabled\": true},"
               "\"zero_optimization\": {\"offload_param\": {\"device\": \"nvme\"}}}");
 
     (void)state;
@@ -391,6 +400,10 @@ static void wrong_types_and_ranges_are_told_by_name(void **state)
     assert_refused("{\"gradient_clipping\": -1}", "must be positive");
     assert_refused("{\"gradient_predivide_factor\": 0}", "must be positive");
     assert_refused("{\"communication_data_type\": \"int8\"}", "must be fp32, fp16 or bf16");
+    assert_refused("{\"seq_parallel_communication_data_type\": \"x\"}", "must be fp32, fp16");
+    assert_refused("{\"data_types\": {\"grad_accum_dtype\": \"half\"}}", "must be fp32, fp16");
+    assert_refused(ZERO("\"stage3_param_persistence_threshold\": 1e15"), "too large");
+    assert_refused(ZERO("\"stage3_max_reuse_distance\": 1e15"), "too large");
     assert_refused("{\"zero_optimization\": 3}", "zero_optimization must be an object");
     assert_refused("{\"fp16\": true}", "fp16 must be an object");
 }
@@ -405,6 +418,96 @@ static void contradictions_are_refused(void **state)
                    "contradicts");
     assert_refused("{\"bf16\": {\"enabled\": true}, \"bfloat16\": {\"enabled\": false}}",
                    "contradicts");
+}
+
+/* ---- dtypes ---- */
+
+/* Sizes are elements of the parameters' dtype, buckets of the gradients'. */
+static void half_precision_halves_the_sizes(void **state)
+{
+    struct deepspeed *config =
+        parse("{\"zero_optimization\": {\"stage\": 3, \"reduce_bucket_size\": 1001,"
+              "\"stage3_prefetch_bucket_size\": 50, \"stage3_max_live_parameters\": 70,"
+              "\"stage3_param_persistence_threshold\": 30, \"stage3_max_reuse_distance\": 90,"
+              "\"mics_shard_size\": 2},"
+              "\"bfloat16\": {\"enabled\": true}, \"communication_data_type\": \"fp16\","
+              "\"data_types\": {\"grad_accum_dtype\": \"bfloat16\"}}");
+
+    (void)state;
+    assert_int_equal(config->dtype, GW_DTYPE_BF16);
+    assert_int_equal(config->grad_dtype, GW_DTYPE_BF16);
+    assert_true(config->half);
+    assert_int_equal(config->options.bucket_bytes, 2004); /* a multiple of 4 */
+    assert_int_equal(config->options.prefetch_bytes, 100);
+    assert_int_equal(config->options.gather_bytes, 140);
+    assert_int_equal(config->options.persist_bytes, 60);
+    assert_int_equal(config->options.reuse_bytes, 180);
+    assert_int_equal(config->options.shard_ranks, 2);
+    assert_int_equal(config->options.reduce_dtype, GW_DTYPE_FP16);
+    assert_int_equal(config->options.accum_as_grads, 1);
+    deepspeed_free(config);
+}
+
+/* fp32 gradients of bf16 parameters, say. */
+static void the_callers_dtypes_come_first(void **state)
+{
+    static const char text[] =
+        "{\"zero_optimization\": {\"reduce_bucket_size\": 1000,"
+        "\"stage3_prefetch_bucket_size\": 50},"
+        "\"fp16\": {\"enabled\": true}}";
+    struct deepspeed *config;
+
+    (void)state;
+    given.has_grad_dtype = true;
+    given.grad_dtype = GW_DTYPE_FP32;
+    config = parse(text);
+    assert_int_equal(config->dtype, GW_DTYPE_FP16);
+    assert_int_equal(config->options.bucket_bytes, 4000);
+    assert_int_equal(config->options.prefetch_bytes, 100);
+    deepspeed_free(config);
+    given.has_dtype = true;
+    given.dtype = GW_DTYPE_BF16;
+    config = parse(text);
+    assert_int_equal(config->dtype, GW_DTYPE_BF16);
+    assert_non_null(strstr(find(&config->keys, "fp16.enabled")->meaning, "the caller"));
+    deepspeed_free(config);
+    given.has_dtype = given.has_grad_dtype = false;
+    config = parse("{}");
+    assert_int_equal(config->dtype, GW_DTYPE_FP32);
+    assert_false(config->half);
+    deepspeed_free(config);
+}
+
+/* A seal takes persist_bytes in stage 3 alone, shard_ranks not in stage 0; a plan shows all. */
+static void options_are_those_of_the_stage(void **state)
+{
+    static const uint64_t persist[] = {0, 0, 0, 40};
+    static const uint32_t runs[] = {0, 2, 2, 2};
+    struct deepspeed *config;
+    char text[256];
+
+    (void)state;
+    for (unsigned stage = 0; stage < 4; stage++) {
+        (void)snprintf(text, sizeof(text), "{\"zero_optimization\": {\"stage\": %u, "
+                       "\"param_persistence_threshold\": 10, \"mics_shard_size\": 2}}", stage);
+        config = parse(text);
+        assert_int_equal(config->options.persist_bytes, persist[stage]);
+        assert_int_equal(config->options.shard_ranks, runs[stage]);
+        assert_int_equal(config->persist_bytes, 40);
+        assert_int_equal(config->shard_ranks, 2);
+        deepspeed_free(config);
+    }
+    config = parse("{\"zero_optimization\": {\"stage\": 3, "
+                   "\"stage3_model_persistence_threshold\": 0, "
+                   "\"param_persistence_threshold\": 10}}");
+    assert_int_equal(config->options.persist_bytes, 0);
+    deepspeed_free(config);
+    given.numel = 500; /* then a bound of 500 binds nothing */
+    assert_status("{\"zero_optimization\": {\"stage3_model_persistence_threshold\": 500}}",
+                  "zero_optimization.stage3_model_persistence_threshold", DEEPSPEED_NOT_NEEDED);
+    assert_status("{\"zero_optimization\": {\"stage3_model_persistence_threshold\": 499}}",
+                  "zero_optimization.stage3_model_persistence_threshold", DEEPSPEED_REJECTED);
+    given.numel = 0;
 }
 
 static void versions_are_three_numbers(void **state)
@@ -438,6 +541,9 @@ int main(void)
         TEST(what_is_not_json_is_told_with_line_and_column),
         TEST(wrong_types_and_ranges_are_told_by_name),
         TEST(contradictions_are_refused),
+        TEST(half_precision_halves_the_sizes),
+        TEST(the_callers_dtypes_come_first),
+        TEST(options_are_those_of_the_stage),
         TEST(versions_are_three_numbers),
     };
 

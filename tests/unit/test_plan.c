@@ -382,8 +382,8 @@ static void accumulators_may_be_as_the_gradients(void **state)
     plan_free(plan);
 }
 
-/* Rank 3: of group 0 alone, with the second of two slices. Each micro-step is reduced within {2, 3},
- * and the sum of both between {1, 3}: 4, 7 and 0 elements of fp32. */
+/* Rank 3: of group 0 alone, with the second of two slices. Each micro-step is reduced within
+ * {2, 3}, and the sum of both between {1, 3}: 4, 7 and 0 elements of fp32. */
 static void hybrid_sharding_reduces_within_and_between(void **state)
 {
     const struct plan_kind scatter = {6, 2 * 70, 2 * 26, 2 * 35, 2 * 96, 0};

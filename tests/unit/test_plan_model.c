@@ -124,7 +124,9 @@ static void tensors_are_grouped_by_the_layers_number(void **state)
     assert_param(model, 3, "scale", "scale", 0);
     assert_param(model, 4, "wte.weight", "wte", 3);
     assert_true(model->units_guessed);
-    assert_true(model->not_fp32);
+    assert_false(model->other_dtypes);
+    assert_int_equal(model->params[0].dtype, GW_DTYPE_FP32);
+    assert_int_equal(model->params[4].dtype, GW_DTYPE_BF16);
     model_free(model);
 }
 

@@ -609,8 +609,8 @@ static void nothing_is_kept_beyond_the_budget(void **state)
     close_plan(plan);
 }
 
-/* D01: the second of three is used in every other step. Never fatal; what is kept unused goes at the
- * step's end and is nobody's misjudgement. */
+/* D01: the second of three is used in every other step. Never fatal; what is kept unused goes at
+ * the step's end and is nobody's misjudgement. */
 static void test_d01_a_toggled_unit(void **state)
 {
     static const uint64_t numels[] = {10, 10, 10};
@@ -686,7 +686,7 @@ static void the_pool_begins_behind_persistent_parameters(void **state)
     };
 
     (void)state;
-    for (uint64_t budget = 0; budget <= 100; budget += 100) { /* one at a time; each its own place */
+    for (uint64_t budget = 0; budget <= 100; budget += 100) { /* one at a time; all */
         struct layout_options options = {.bucket_bytes = 40, .persist_bytes = 8};
         struct prefetch_config config = {.budget_bytes = budget};
         struct plan *plan = open_params(params, 4, &options, &config);

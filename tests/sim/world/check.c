@@ -227,7 +227,7 @@ static void check_final_values(struct sim *sim, uint32_t rank, uint32_t bucket, 
     }
 }
 
-/* After everything: masters and shards, and all replicas of stages 0 to 2, hold the last version. */
+/* After everything: masters, shards, and all replicas of stages 0 to 2, hold the last version. */
 void check_final(struct sim *sim)
 {
     const struct gw_layout_page *page = layout_page(layout_of(sim));

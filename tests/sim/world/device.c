@@ -101,13 +101,17 @@ static void note_order(struct sim *sim, const struct core_op *op)
     const struct layout *layout = core_layout(sim->core);
     bool within = op->kind == CORE_OP_REDUCE_SCATTER;
     uint64_t *order = &sim->launches[SIM_ORDER_VERDICT];
+    uint32_t group;
 
-    if (op->kind == CORE_OP_GATHER)
-        order = &sim->launches[SIM_ORDER_GATHER(op->rank, layout_buckets(layout)[op->bucket].group)];
-    else if (layout && (within || op->kind == CORE_OP_ALL_REDUCE) && op->slices)
-        order = &sim->launches[SIM_ORDER_REDUCE(within, layout_buckets(layout)[op->bucket].group)];
-    else if (op->kind != CORE_OP_VERDICT)
+    if (op->kind == CORE_OP_GATHER) {
+        group = layout_buckets(layout)[op->bucket].group;
+        order = &sim->launches[SIM_ORDER_GATHER(op->rank, group)];
+    } else if (layout && (within || op->kind == CORE_OP_ALL_REDUCE) && op->slices) {
+        group = layout_buckets(layout)[op->bucket].group;
+        order = &sim->launches[SIM_ORDER_REDUCE(within, group)];
+    } else if (op->kind != CORE_OP_VERDICT) {
         return;
+    }
     *order = sim_hash(*order, op->kind, op->bucket, op->step, op->accumulate + 2 * op->members[0]);
 }
 

@@ -266,7 +266,6 @@ static void add_zero_rank(struct dump *dump, const struct zero *z, const struct 
     add_bytes(dump, mine->said, SIM_TIMELINES * sizeof(uint64_t));
     add_op(dump, mine->commit_op);
     add_op(dump, mine->cast_op);
-    add_op(dump, mine->gather_op);
     add_op(dump, mine->persist_op);
     add_op(dump, mine->reduce_op);
     add(dump, mine->shards_waited);
@@ -328,6 +327,8 @@ static void add_zero(struct dump *dump, const struct zero *z)
     add(dump, z->loud);
     for (uint32_t g = 0; g < z->group_count; g++)
         add_group(dump, &z->groups[g]);
+    for (uint32_t i = 0; i < z->world * z->group_count; i++)
+        add_op(dump, z->gather_ops[i]);
     add_bytes(dump, z->gather_commits, z->world * z->group_count * sizeof(*z->gather_commits));
     add_bytes(dump, z->done, z->buckets * sizeof(*z->done));
     add_bytes(dump, z->launched, z->buckets * sizeof(*z->launched));
