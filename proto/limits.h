@@ -6,8 +6,8 @@
 #define GW_PROTOCOL_VERSION 1u /* of the client channel: Hello carries a range */
 #define GW_CHANNEL_VERSION 1u  /* of the channel between gradwired and its engines */
 
-/* Engine and client make the calls of CUDA 13.0, whatever newer driver is installed: the runtime that
- * the engine is built with is of 13 and needs such a driver. */
+/* Engine and client make the calls of CUDA 13.0, whatever newer driver is installed: the runtime
+ * that the engine is built with is of 13 and needs such a driver. */
 #define GW_CUDA_ABI 13000
 
 #define GW_FRAME_MAX 65536u     /* bytes of one packet, header included */

@@ -9,7 +9,9 @@
 #include <cuda_runtime_api.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sysexits.h>
+#include <time.h>
 
 #include <gradwire/cuda.h>
 
@@ -17,17 +19,34 @@
 #include "client/examples/charlm_kernels.h"
 #include "client/examples/charlm_math_one.h"
 
-enum { LOSSES_MAX = 1 << 22 }; /* samples of a batch (--batch x --plain) */
+enum {
+    LOSSES_MAX = 1 << 22, /* samples of a batch (--batch x --plain) */
+    PUTS = 16,            /* on their way at once */
+    PUT_BYTES = 1 << 16,  /* of one */
+};
 
 static cudaStream_t stream;
 static int ordinal;
-static double *each; /* losses of a batch */
+static const struct gw_cuda_verdict *verdict; /* of the job */
+static double *each;                          /* losses of a batch */
 static size_t each_room;
 
-/* Two events around each wait of the stream, in order. */
-static cudaEvent_t *events;
-static size_t event_count, event_room;
+/* Points of the stream, in order. Waits stand between two of them. */
+struct point {
+    cudaEvent_t event;
+    uint64_t *ns; /* who wants to know; NULL: the begin or end of a wait, by turns */
+};
+static struct point *points;
+static size_t point_count, point_room;
+static double waited_ns;
 static char gpu_name[256];
+
+/* Pinned memory, for a copy from any other may wait for the stream. */
+static struct put {
+    uint8_t *bytes;
+    cudaEvent_t copied;
+} put_slots[PUTS];
+static uint32_t next_put;
 
 static void check(const char *what, int error)
 {
@@ -61,8 +80,23 @@ int charlm_device_start(int gpu, uint32_t rank)
     ordinal = gpu >= 0 ? gpu : (int)rank % count;
     check("cudaSetDevice", (int)cudaSetDevice(ordinal));
     check("cudaStreamCreate", (int)cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    for (uint32_t i = 0; i < PUTS; i++) {
+        check("pinned memory", (int)cudaMallocHost((void **)&put_slots[i].bytes, PUT_BYTES));
+        check("cudaEventCreate",
+              (int)cudaEventCreateWithFlags(&put_slots[i].copied, cudaEventDisableTiming));
+        check("cudaEventRecord", (int)cudaEventRecord(put_slots[i].copied, stream));
+    }
     name_gpu();
     return 0;
+}
+
+static void drop_points(void)
+{
+    for (size_t i = 0; i < point_count; i++)
+        check("cudaEventDestroy", (int)cudaEventDestroy(points[i].event));
+    free(points);
+    points = NULL;
+    point_count = point_room = 0;
 }
 
 void charlm_device_stop(void)
@@ -70,6 +104,12 @@ void charlm_device_stop(void)
     math_free(each);
     each = NULL;
     each_room = 0;
+    check("cudaStreamSynchronize", (int)cudaStreamSynchronize(stream));
+    drop_points(); /* of waits after the end, or of a run that failed */
+    for (uint32_t i = 0; i < PUTS; i++) {
+        check("cudaEventDestroy", (int)cudaEventDestroy(put_slots[i].copied));
+        check("cudaFreeHost", (int)cudaFreeHost(put_slots[i].bytes));
+    }
     check("cudaStreamDestroy", (int)cudaStreamDestroy(stream));
 }
 
@@ -88,26 +128,74 @@ int charlm_device_attach(gw_job *job)
     return gw_cuda_set_stream(job, stream);
 }
 
-static void mark(void)
+int charlm_device_sealed(gw_job *job)
 {
-    if (event_count == event_room) {
-        event_room = event_room > 0 ? 2 * event_room : 1024;
-        events = realloc(events, event_room * sizeof *events);
-        if (events == NULL)
+    return gw_cuda_verdict_ptr(job, &verdict);
+}
+
+static void add_point(uint64_t *ns)
+{
+    struct point *point;
+
+    if (point_count == point_room) {
+        point_room = point_room > 0 ? 2 * point_room : 1024;
+        points = realloc(points, point_room * sizeof *points);
+        if (points == NULL)
             check("events", (int)cudaErrorMemoryAllocation);
     }
-    check("cudaEventCreate", (int)cudaEventCreateWithFlags(&events[event_count], 0));
-    check("cudaEventRecord", (int)cudaEventRecord(events[event_count++], stream));
+    point = &points[point_count++];
+    point->ns = ns;
+    check("cudaEventCreate", (int)cudaEventCreateWithFlags(&point->event, 0));
+    check("cudaEventRecord", (int)cudaEventRecord(point->event, stream));
 }
 
 int charlm_device_wait(gw_job *job, struct gw_token token)
 {
     int r;
 
-    mark();
+    add_point(NULL);
     r = gw_stream_wait(job, token, stream);
-    mark();
+    add_point(NULL);
     return r;
+}
+
+int charlm_device_norm(gw_job *job, double *to)
+{
+    (void)job;
+    check("copy of the norm",
+          (int)cudaMemcpyAsync(to, &verdict->norm, sizeof *to, cudaMemcpyDeviceToDevice, stream));
+    return 0;
+}
+
+void charlm_device_stamp(uint64_t *ret_ns)
+{
+    add_point(ret_ns);
+}
+
+/* Times are added up from point to point, for an event's own are floats. */
+void charlm_device_settle(void)
+{
+    double now_ns = 0.0, began_ns = 0.0;
+    bool waits = false;
+    float ms = 0.0f;
+
+    check("cudaStreamSynchronize", (int)cudaStreamSynchronize(stream));
+    for (size_t i = 0; i < point_count; i++) {
+        const struct point *point = &points[i];
+
+        if (i > 0)
+            check("cudaEventElapsedTime",
+                  (int)cudaEventElapsedTime(&ms, points[i - 1].event, point->event));
+        now_ns += (double)ms * 1e6;
+        if (point->ns != NULL) {
+            *point->ns = (uint64_t)now_ns;
+            continue;
+        }
+        waited_ns += waits ? now_ns - began_ns : 0.0;
+        began_ns = now_ns;
+        waits = !waits;
+    }
+    drop_points();
 }
 
 const char *charlm_device_name(void)
@@ -115,22 +203,9 @@ const char *charlm_device_name(void)
     return gpu_name;
 }
 
-/* The end of the run: waits for the stream. */
 bool charlm_device_waited(double *ret_ns)
 {
-    float ms = 0.0f;
-
-    *ret_ns = 0.0;
-    check("cudaStreamSynchronize", (int)cudaStreamSynchronize(stream));
-    for (size_t i = 0; i + 1 < event_count; i += 2) {
-        check("cudaEventElapsedTime", (int)cudaEventElapsedTime(&ms, events[i], events[i + 1]));
-        *ret_ns += (double)ms * 1e6;
-    }
-    for (size_t i = 0; i < event_count; i++)
-        check("cudaEventDestroy", (int)cudaEventDestroy(events[i]));
-    free(events);
-    events = NULL;
-    event_count = event_room = 0;
+    *ret_ns = waited_ns;
     return true;
 }
 
@@ -154,11 +229,24 @@ void math_free(void *memory)
     check("cudaFree", (int)cudaFree(memory));
 }
 
-/* From pageable memory the call returns when the bytes are on their way. */
+/* What has no room in pinned memory is set-up. A put is long over when its turn comes again: a rank
+ * waits for the step before. */
 void math_put(void *to, const void *from, size_t bytes)
 {
+    const struct timespec pause = {0, 50000};
+    struct put *put = &put_slots[next_put++ % PUTS];
+
+    if (bytes > PUT_BYTES) {
+        check("copy to the GPU",
+              (int)cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream));
+        return;
+    }
+    while (cudaEventQuery(put->copied) == cudaErrorNotReady)
+        nanosleep(&pause, NULL);
+    memcpy(put->bytes, from, bytes);
     check("copy to the GPU",
-          (int)cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream));
+          (int)cudaMemcpyAsync(to, put->bytes, bytes, cudaMemcpyHostToDevice, stream));
+    check("cudaEventRecord", (int)cudaEventRecord(put->copied, stream));
 }
 
 void math_get(void *to, const void *from, size_t bytes)
@@ -170,8 +258,8 @@ void math_get(void *to, const void *from, size_t bytes)
 
 void math_copy(float *to, const float *from, size_t count)
 {
-    check("copy", (int)cudaMemcpyAsync(to, from, count * sizeof *to, cudaMemcpyDeviceToDevice,
-                                       stream));
+    check("copy",
+          (int)cudaMemcpyAsync(to, from, count * sizeof *to, cudaMemcpyDeviceToDevice, stream));
 }
 
 void math_zero(float *values, size_t count)
@@ -278,8 +366,8 @@ static void loss_room(size_t count)
 void math_loss(const struct math_samples *samples, const float *scores, size_t vocab, float *deltas,
                double *mean)
 {
-    struct charlm_k_loss arg = {samples->symbols, samples->count, samples->context, vocab,
-                                scores,           deltas,         NULL};
+    struct charlm_k_loss arg = {
+        samples->symbols, samples->count, samples->context, vocab, scores, deltas, NULL};
     struct charlm_k_mean total;
 
     loss_room(samples->count);
@@ -298,8 +386,8 @@ void math_sum_rows(const float *rows, size_t count, size_t cols, float *out)
 
 void math_adam(const struct math_adam *adam, uint32_t step)
 {
-    struct charlm_k_adam arg = {adam->params, adam->m,     adam->v, adam->grads,
-                                adam->count,  0.0f, 0.0f};
+    struct charlm_k_adam arg = {adam->params, adam->m, adam->v, adam->grads,
+                                adam->count,  0.0f,    0.0f};
 
     math_adam_unbias(step, &arg.unbias_m, &arg.unbias_v);
     check("adam", charlm_launch_adam(&arg, adam->count, stream));

@@ -9,7 +9,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "client/examples/charlm.h"
 #include "client/examples/charlm_device.h"
@@ -17,6 +16,10 @@
 
 /* A step that never ends is ended by the job's own deadlines. */
 #define WAIT GW_FOREVER
+
+struct span {
+    uint64_t from_ns, to_ns;
+};
 
 struct rank_run {
     const struct charlm_options *options;
@@ -31,6 +34,9 @@ struct rank_run {
     uint16_t *halves;            /* ... and one gradient as bf16 */
     float *host;                 /* one parameter */
     double *loss;                /* steps x micro-steps, where the arithmetic works */
+    double *norm;                /* steps, likewise */
+    struct span *steps;          /* steps */
+    struct span *backwards;      /* steps x micro-steps */
     struct gw_device *device;    /* NULL: the host */
 };
 
@@ -195,7 +201,11 @@ static int make_room(struct rank_run *run)
     }
     run->host = malloc(largest * sizeof(float));
     run->loss = math_alloc((size_t)o->steps * o->micro_steps * sizeof *run->loss);
-    if (run->scratch != NULL && run->host != NULL && run->loss != NULL &&
+    run->norm = math_alloc(o->steps * sizeof *run->norm);
+    run->steps = calloc(o->steps, sizeof *run->steps);
+    run->backwards = calloc((size_t)o->steps * o->micro_steps, sizeof *run->backwards);
+    if (run->scratch != NULL && run->host != NULL && run->loss != NULL && run->norm != NULL &&
+        run->steps != NULL && run->backwards != NULL &&
         (!o->bf16 || (run->wide[0] != NULL && run->wide[1] != NULL && run->halves != NULL)))
         return 0;
     fprintf(stderr, "charlm rank %u: no memory for %zu values\n", o->rank, largest);
@@ -217,6 +227,8 @@ static int set_up(struct rank_run *run)
         r = check(run, "device", charlm_device_attach(run->job));
     if (r == 0)
         r = seal(run);
+    if (r == 0)
+        r = check(run, "device", charlm_device_sealed(run->job));
     if (r == 0)
         r = write_initial(run);
     if (r == 0)
@@ -351,20 +363,12 @@ static int backward_unit(struct rank_run *run, uint32_t unit, uint32_t flags)
     return r != 0 ? r : release(run, unit);
 }
 
-static uint64_t now_ns(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
-
 static int micro_step(struct rank_run *run, uint32_t step, uint32_t micro)
 {
     const struct charlm_options *o = run->options;
     struct text_draw draw = {o->seed, step, micro, o->rank};
+    size_t at = (size_t)(step - 1) * o->micro_steps + micro;
     bool last = micro + 1 == o->micro_steps;
-    uint64_t begin;
     int r = 0;
 
     model_load(run->model, run->text, &draw, 0, o->batch);
@@ -372,11 +376,11 @@ static int micro_step(struct rank_run *run, uint32_t step, uint32_t micro)
         r = forward_unit(run, unit);
     if (r != 0)
         return r;
-    model_loss(run->model, run->loss + (size_t)(step - 1) * o->micro_steps + micro);
-    begin = now_ns();
+    model_loss(run->model, run->loss + at);
+    charlm_device_stamp(&run->backwards[at].from_ns);
     for (uint32_t unit = MODEL_UNITS; r == 0 && unit-- > 0;)
         r = backward_unit(run, unit, last ? GW_GRAD_FINAL : GW_GRAD_ACCUMULATE);
-    run->result->backward_ns[step - 1] += now_ns() - begin;
+    charlm_device_stamp(&run->backwards[at].to_ns);
     if (r == 0 && !last)
         r = check(run, "end micro-step", gw_micro_step_end(run->job));
     return r;
@@ -406,14 +410,14 @@ static int update(struct rank_run *run, uint32_t step)
     return check(run, "commit update", gw_update_commit(run->job));
 }
 
+/* When all is enqueued the host waits, and not before: so what is enqueued has an end. */
 static int train_step(struct rank_run *run, uint32_t step)
 {
     const struct charlm_options *o = run->options;
-    struct gw_verdict verdict;
     struct gw_token token;
-    uint64_t begin = now_ns();
     int r = 0;
 
+    charlm_device_stamp(&run->steps[step - 1].from_ns);
     for (uint32_t micro = 0; r == 0 && micro < o->micro_steps; micro++)
         r = micro_step(run, step, micro);
     if (r == 0)
@@ -421,13 +425,12 @@ static int train_step(struct rank_run *run, uint32_t step)
     if (r == 0)
         r = wait_token(run, "wait for step", token);
     if (r == 0)
+        r = check(run, "norm", charlm_device_norm(run->job, &run->norm[step - 1]));
+    if (r == 0)
         r = update(run, step);
-    /* The host need not know the verdict before: the arithmetic comes after it in any case. */
     if (r == 0)
-        r = check(run, "verdict", gw_wait_step(run->job, WAIT, &verdict));
-    if (r == 0)
-        run->result->norm[step - 1] = verdict.norm;
-    run->result->step_ns[step - 1] = now_ns() - begin;
+        r = check(run, "verdict", gw_wait(run->job, token, WAIT));
+    charlm_device_stamp(&run->steps[step - 1].to_ns);
     return r;
 }
 
@@ -508,6 +511,22 @@ static int take_losses(struct rank_run *run)
     return 0;
 }
 
+static void take_times(struct rank_run *run)
+{
+    const struct charlm_options *o = run->options;
+
+    charlm_device_settle();
+    math_get(run->result->norm, run->norm, o->steps * sizeof *run->norm);
+    for (uint32_t step = 0; step < o->steps; step++) {
+        run->result->step_ns[step] = run->steps[step].to_ns - run->steps[step].from_ns;
+        for (uint32_t micro = 0; micro < o->micro_steps; micro++) {
+            const struct span *backward = &run->backwards[(size_t)step * o->micro_steps + micro];
+
+            run->result->backward_ns[step] += backward->to_ns - backward->from_ns;
+        }
+    }
+}
+
 static int finish(struct rank_run *run)
 {
     int r = 0;
@@ -518,6 +537,8 @@ static int finish(struct rank_run *run)
         r = fetch_all(run, NULL);
     if (r == 0)
         r = take_losses(run); /* which waits for all of them, on a GPU too */
+    if (r == 0)
+        take_times(run);
     run->result->stats.struct_size = sizeof run->result->stats;
     if (r == 0)
         r = check(run, "figures",
@@ -541,8 +562,11 @@ int charlm_run_rank(const struct charlm_options *options, const struct text *tex
     math_free(run.wide[1]);
     math_free(run.halves);
     math_free(run.loss);
+    math_free(run.norm);
     gw_job_close(run.job);
     charlm_device_free(run.device);
     free(run.host);
+    free(run.steps);
+    free(run.backwards);
     return r;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * gw_mpi_join: rank 0 creates, its id is broadcast, the others join, and all agree on the outcome, so
- * that no rank is left waiting for one that has failed. Compiled once for each MPI. The calling
+ * gw_mpi_join: rank 0 creates, its id is broadcast, the others join, and all agree on the outcome,
+ * so that no rank is left waiting for one that has failed. Compiled once for each MPI. The calling
  * thread's; keeps nothing.
  */
 #include <gradwire/mpi.h>
@@ -71,8 +71,8 @@ static int check_node(MPI_Comm comm, int rank, int size)
     if (r < 0 || here == size)
         return r;
     (void)snprintf(text, sizeof(text),
-                   "%d of the communicator's %d ranks are on rank %d's node; this release's jobs are "
-                   "on one node: make a communicator of each with MPI_Comm_split_type",
+                   "%d of the communicator's %d ranks are on rank %d's node; this release's jobs "
+                   "are on one node: make a communicator of each with MPI_Comm_split_type",
                    here, size, rank);
     return gw_private_error(GW_E_UNIMPLEMENTED, text);
 }
@@ -85,8 +85,8 @@ static int take_options(const struct gw_job_options *given, int rank, int size,
     size_t known = given ? given->struct_size : 0;
 
     if (known < sizeof(known) || known > sizeof(*ret_options))
-        return gw_private_error(GW_E_INVALID, "options.struct_size is not that of gw_job_options, or "
-                                              "options is NULL");
+        return gw_private_error(GW_E_INVALID, "options.struct_size is not that of gw_job_options, "
+                                              "or options is NULL");
     memset(ret_options, 0, sizeof(*ret_options));
     memcpy(ret_options, given, known);
     if ((ret_options->rank != 0 && ret_options->rank != (uint32_t)rank) ||

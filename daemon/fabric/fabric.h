@@ -78,7 +78,8 @@ struct fabric_ops {
     /* A group came to be, in this order of members: what its ops need is made, without blocking.
      * The world is known since form(). Again for the same list: nothing more. */
     int (*group)(struct fabric *fabric, const uint32_t *members, uint32_t count);
-    /* Bulk memory came or is about to go: fabrics register it. */
+    /* Bulk memory came or is about to go: fabrics register it. What comes in the middle of a step
+     * is not told, for registering would wait; that it goes may be. */
     void (*memory_added)(struct fabric *fabric, uint32_t rank, const struct device_memory *memory);
     void (*memory_removed)(struct fabric *fabric, uint32_t rank,
                            const struct device_memory *memory);

@@ -3,9 +3,10 @@
  * Joining a gradwire job from an MPI program: the communicator's ranks are the job's.
  *
  * In a library of its own for each MPI, whose handles differ: libgradwire-mpich (pkg-config
- * gradwire-mpich) for MPICH and what shares its ABI, libgradwire-openmpi (gradwire-openmpi) for Open
- * MPI. Thread and error rules are those of gradwire.h; MPI must be initialised, and its rules for
- * threads hold too. MPI is used for the rendezvous alone: nothing of the job goes through it later.
+ * gradwire-mpich) for MPICH and what shares its ABI, libgradwire-openmpi (gradwire-openmpi) for
+ * Open MPI. Thread and error rules are those of gradwire.h; MPI must be initialised, and its rules
+ * for threads hold too. MPI is used for the rendezvous alone: nothing of the job goes through it
+ * later.
  *
  *   struct gw_job_options options = {.struct_size = sizeof(options)};
  *   gw_job *job;
@@ -24,8 +25,8 @@ extern "C" {
 
 /* Collective over comm, as every MPI collective: all its ranks call it. comm's rank 0 creates the
  * job, the others join it; options->rank and world are comm's (leave them 0), what only the creator
- * says counts on rank 0. All ranks return alike: 0, or the error of the lowest rank that failed, whose
- * message names it; then nothing is left of the job anywhere. GW_E_IO: MPI itself failed.
+ * says counts on rank 0. All ranks return alike: 0, or the error of the lowest rank that failed,
+ * whose message names it; then nothing is left of the job anywhere. GW_E_IO: MPI itself failed.
  * GW_E_UNIMPLEMENTED: the ranks are not all on one node. */
 GW_API int gw_mpi_join(MPI_Comm comm, const struct gw_job_options *options, gw_job **ret_job);
 

@@ -281,10 +281,7 @@ def link_speed(ranks):
     rank = slowest(ranks)
     sent = sum(kind["ring_bytes"] for kind in rank["stats"]["kinds"].values()) / rank["steps"]
     backward_ns = statistics.median(rank["backward_ns"])
-    if rank["waited_ns"] is not None:  # a GPU's backward is only enqueued in that time
-        backward_ns = statistics.median(rank["step_ns"]) / 2
-    backward_s = backward_ns / 1e9
-    return int(sent / (backward_s / 2))
+    return int(sent / (backward_ns / 1e9 / 2))
 
 
 def main(arguments):

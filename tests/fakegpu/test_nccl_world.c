@@ -193,10 +193,9 @@ void nccl_op_free(void *arg)
     (void)arg;
 }
 
-int nccl_seal(struct nccl_fabric *fabric, const uint64_t *slice_numel, uint32_t buckets,
-              uint32_t params)
+int nccl_seal(struct nccl_fabric *fabric, const struct gw_layout_page *page)
 {
-    (void)fabric, (void)slice_numel, (void)buckets, (void)params;
+    (void)fabric, (void)page;
     return 0;
 }
 

@@ -21,8 +21,8 @@ from conftest import GWCTL, SLOWER
 SOURCE = pathlib.Path(os.environ.get("GRADWIRE_SOURCE", pathlib.Path(__file__).parents[2]))
 sys.path.insert(0, str(SOURCE / "tests/cases"))
 import plan  # noqa: E402
+from models import KNOWN, gpt2  # noqa: E402
 
-MODELS = SOURCE.parent / "shared/models"  # large lists, where the tree lies beside them
 EX_USAGE, EX_DATAERR, EX_NOINPUT, EX_CONFIG = 64, 65, 66, 78
 BUCKET = ["--bucket", "4000"]
 
@@ -36,21 +36,6 @@ def gwctl(*args, code=0):
 
 def planned(*args):
     return json.loads(gwctl(*args, "--json").stdout)
-
-
-def gpt2(hidden, vocabulary, positions, layers=1):
-    """GPT-2's public architecture, with its units (345M: 1024, 50304, 1024, 24)."""
-    h = hidden
-    rows = [("wte.weight", (vocabulary, h), "embed"), ("wpe.weight", (positions, h), "embed")]
-    for n in range(layers):
-        for name, shape in (("ln_1.weight", (h,)), ("ln_1.bias", (h,)),
-                            ("attn.c_attn.weight", (h, 3 * h)), ("attn.c_attn.bias", (3 * h,)),
-                            ("attn.c_proj.weight", (h, h)), ("attn.c_proj.bias", (h,)),
-                            ("ln_2.weight", (h,)), ("ln_2.bias", (h,)),
-                            ("mlp.c_fc.weight", (h, 4 * h)), ("mlp.c_fc.bias", (4 * h,)),
-                            ("mlp.c_proj.weight", (4 * h, h)), ("mlp.c_proj.bias", (h,))):
-            rows.append((f"h.{n}.{name}", shape, f"h.{n}"))
-    return rows + [("ln_f.weight", (h,), "ln_f"), ("ln_f.bias", (h,), "ln_f")]
 
 
 def write_model(path, rows):
@@ -125,14 +110,9 @@ def test_random_models(tmp_path, seed):
     assert_equal_plans(plan.read_model(path), got, ranks, f"seed {seed}", **options)
 
 
-@pytest.mark.parametrize("name", ["gpt2-345m-1layer", "gpt2-345m", "neox-2.7b", "neox-65b-tp8",
-                                  "roberta-10b"])
+@pytest.mark.parametrize("name", KNOWN)
 def test_known_models(tmp_path, name):
-    path = MODELS / f"{name}.tsv"
-    if name == "gpt2-345m-1layer":
-        path = write_model(tmp_path / "m.tsv", gpt2(1024, 50304, 1024))
-    elif not path.exists():
-        pytest.skip(f"{path} is not there")
+    path = write_model(tmp_path / "m.tsv", KNOWN[name])
     parameters = plan.read_model(path)
     for ranks, bucket in ((8, 100_000_000), (64, 2_000_000_000)):
         got = planned("--model", path, "--ranks", ranks, "--bucket", bucket)

@@ -34,7 +34,7 @@ static void *raise_step(void *unused)
 static struct gw_token step_under_way(pthread_t *thread)
 {
     struct gw_token token;
-    float *values = NULL;
+    void *values = NULL;
 
     assert_int_equal(gw_grad_acquire_sync(job, 0, 0, GW_FOREVER, &values, NULL), 0);
     assert_int_equal(gw_grad_ready(job, 0, 0, GW_GRAD_FINAL, NULL, 0), 0);

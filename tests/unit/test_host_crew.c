@@ -200,10 +200,10 @@ static void shared_copies_are_whole(void **state)
 static void shared_casts_and_adds_are_whole(void **state)
 {
     static uint16_t to[WORLD][SLICE + 2], right[SLICE];
-    const struct fabric_segment segments[4] = {{to[0] + 1, input[0], SLICE * sizeof(uint16_t)},
-                                               {to[1], input[1], 0},
-                                               {to[1] + 1, input[1], SLICE * sizeof(uint16_t)},
-                                               {to[2], input[2], sizeof(uint16_t)}};
+    const struct fabric_segment segments[4] = {{to[0] + 1, input[0], SLICE * sizeof(uint16_t), 0},
+                                               {to[1], input[1], 0, 0},
+                                               {to[1] + 1, input[1], SLICE * sizeof(uint16_t), 0},
+                                               {to[2], input[2], sizeof(uint16_t), 0}};
     struct core_op cast = {.kind = CORE_OP_CAST, .traffic = GW_KINDS, .out_dtype = GW_DTYPE_BF16};
     struct core_op sum = {.kind = CORE_OP_LOCAL_ADD,
                           .traffic = GW_KINDS,
