@@ -256,8 +256,19 @@ static void go_through_step(uint32_t step)
 static int live(void)
 {
     static const struct layout_param params[] = {
-        {"a", "", 4, 0}, {"b", "", 4, 0}, {"c", "", 4, 0}};
-    struct layout_options shape = {options.stage, 2, 4, 1};
+        {.name = "a", .unit = "", .numel = 4, .dtype = GW_DTYPE_BF16, .group = 1},
+        {.name = "b", .unit = "", .numel = 4},
+        {.name = "c", .unit = "", .numel = 4}};
+    static const uint32_t turned[] = {1, 0};
+    const struct layout_group group = {.ranks = turned, .count = 2};
+    struct layout_options shape = {.stage = options.stage,
+                                   .world = 2,
+                                   .bucket_bytes = options.bucket_bytes,
+                                   .align_bytes = options.shard_align_bytes,
+                                   .persist_bytes = options.persist_bytes,
+                                   .shard_ranks = options.shard_ranks,
+                                   .groups = &group,
+                                   .group_count = 1};
     struct layout *layout = NULL;
     uint32_t wrong;
 
@@ -288,6 +299,8 @@ static void test_a_step_of_each_stage(void **state)
                                          .micro_steps = 1 + mode / 2,
                                          .shard_align_bytes = 4,
                                          .bucket_bytes = 16,
+                                         .shard_ranks = stage > 0 && mode == 3,
+                                         .persist_bytes = stage == 3 && mode == 1 ? 8 : 0,
                                          .gather_bytes = 64,
                                          .prefetch_bytes = 64};
             exhaust(live, 30);
