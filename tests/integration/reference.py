@@ -107,7 +107,7 @@ class Parameter:
                     if sums[i] is not None:
                         value = sums[i] + value
                     sums[i] = rounded(value, self.accum)
-            if not used:
+            if not used or self.spec.numel == 0:
                 return np.zeros(self.spec.numel, np.float32), False
             if hybrid:
                 return rounded(tree(sums) * self._scale(), self.accum), True
