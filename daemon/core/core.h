@@ -65,7 +65,7 @@ struct core_signal {
 enum core_stream {
     CORE_STREAM_REDUCE,  /* one for the job: reductions and collectives */
     CORE_STREAM_CONTROL, /* one for the job: verdict, windows of updates */
-    CORE_STREAM_GATHER,  /* one per rank (op.rank): its gathers, casts, and the ends of its updates */
+    CORE_STREAM_GATHER,  /* one per rank (op.rank): its gathers, and the ends of its updates */
 };
 
 enum core_op_kind {
