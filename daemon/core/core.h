@@ -171,7 +171,7 @@ enum core_effect_kind {
                         * (slot.placed) */
     CORE_EFF_BUILD,    /* all ranks sealed alike: make arenas (core_arena_bytes), boards; keep what
                         * exists with the right size (re-join) but zero GRADS, ACC, RING, POOL */
-    CORE_EFF_OVERFLOW, /* rank: make arena OVERFLOW `index` of max_bucket_numel */
+    CORE_EFF_OVERFLOW, /* rank: make arena OVERFLOW `index` of max_bucket_bytes */
     CORE_EFF_FAIL,     /* code, rank (cause, or UINT32_MAX), text: tell every rank; job is broken */
     CORE_EFF_DROP,     /* rank, code, text: this client broke the protocol: close it */
     CORE_EFF_PARAM_IO, /* rank, io: copy between staging and parameters now, then send `reply` */

@@ -286,9 +286,12 @@ static uint64_t replica_gather(const struct zero *z, uint32_t rank, uint32_t uni
     const struct gw_layout_unit *at = &layout_units(z->layout)[unit];
     const struct zero_rank *mine = &z->ranks[rank];
 
-    if (z->stage == 0)
-        return mine->commit_op != mine->cast_op || zero_edge(z, EDGE_ROUNDED) ? mine->commit_op : 0;
-    return at->buckets == 0 ? 0 : last_gather(z, rank, at);
+    if (z->stage > 0)
+        return at->buckets == 0 ? 0 : last_gather(z, rank, at);
+    /* A cast is the later one: of the commit, or of what was committed before the job formed anew. */
+    if (mine->cast_op >= mine->commit_op)
+        return zero_edge(z, EDGE_ROUNDED) ? mine->cast_op : 0;
+    return mine->commit_op;
 }
 
 /* Some of the unit is gathered when it is fetched. */

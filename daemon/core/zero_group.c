@@ -96,9 +96,9 @@ static void make_groups(struct zero *z)
 
 static void add_part(struct zero *z, uint32_t bucket, uint32_t fetch_unit, bool joins)
 {
-    struct zero_part *last = z->part_count ? &z->parts[z->part_count - 1] : NULL;
+    struct zero_part *last = joins ? &z->parts[z->part_count - 1] : NULL;
 
-    if (joins && last && last->group == z->bucket_table[bucket].group) {
+    if (last && last->group == z->bucket_table[bucket].group) {
         last->buckets++;
         return;
     }

@@ -9,64 +9,94 @@ the service, so that one mistake cannot be in both.
     expected(parameters, stage=2, ranks=4, bucket_bytes=1 << 20) -> dict, per step and rank
     plan.py gpt2-345m.tsv --stage 3 --ranks 4 --bucket 100000000
 
-Sizes are elements of 4 bytes unless the name ends in _bytes. Figures are one rank's.
+Sizes are elements unless the name ends in _bytes. Figures are one rank's.
 """
 import argparse
 import collections
 import json
 import sys
 
-ELEMENT_BYTES = 4
+SIZES = {"fp32": 4, "fp16": 2, "bf16": 2}  # bytes of an element
 KINDS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "control")
 MEMORIES = ("params", "gradients", "buckets", "gathered", "optimizer")
 
-Parameter = collections.namedtuple("Parameter", "name numel unit", defaults=("",))
-Piece = collections.namedtuple("Piece", "param param_offset numel")
+Parameter = collections.namedtuple("Parameter", "name numel unit group dtype grad_dtype",
+                                   defaults=("", 0, "fp32", "fp32"))
+Piece = collections.namedtuple("Piece", "param bucket_offset param_offset numel")
+# Ranks in order; runs of shard_ranks of them hold one copy of the shards.
+Group = collections.namedtuple("Group", "ranks shard_ranks")
 
 
 class Unit:
-    """Consecutive parameters that are fetched together."""
+    """Consecutive parameters with one unit name."""
 
-    def __init__(self, name, params, numel):
-        self.name, self.params, self.numel = name, params, numel
+    def __init__(self, name, params):
+        self.name, self.params = name, params
+
+
+class FetchUnit:
+    """What stage 3 gathers together: units (none: persistent parameters), and their parameters."""
+
+    def __init__(self, units, params):
+        self.units, self.params = units, params
 
 
 class Bucket:
-    def __init__(self, pieces, grain, fetch_unit):
-        self.pieces = pieces
-        self.numel = sum(piece.numel for piece in pieces)
-        self.padded = -(-self.numel // grain) * grain
-        self.fetch_unit = fetch_unit  # None in stages 0 to 2
+    """Pieces of parameters of one group and one pair of dtypes."""
+
+    def __init__(self, parameter, accum_dtype, grain, fetch_unit):
+        self.group, self.dtype, self.grad_dtype = parameter[3:6]
+        self.accum_dtype = accum_dtype
+        self.grain, self.fetch_unit = grain, fetch_unit  # fetch unit: None in stages 0 to 2
+        self.pieces = []
+        self.numel = 0
         self.offset = 0  # flat
+
+    def add(self, param, param_offset, numel):
+        self.pieces.append(Piece(param, self.numel, param_offset, numel))
+        self.numel += numel
+
+    @property
+    def padded(self):
+        return -(-self.numel // self.grain) * self.grain
+
+    def bytes_of(self, dtype, padded=True):
+        return SIZES[dtype] * (self.padded if padded else self.numel)
 
 
 class Layout:
-    """Buckets in flat order, units, and fetch units as lists of unit indices."""
+    """Buckets in flat order, units, fetch units and groups."""
 
-    def __init__(self, units, fetch_units, buckets, ranks, stage):
+    def __init__(self, units, fetch_units, buckets, groups, stage, persistent):
         self.units, self.fetch_units, self.buckets = units, fetch_units, buckets
-        self.ranks, self.stage = ranks, stage
+        self.groups, self.stage = groups, stage
+        self.persistent = persistent  # indices of parameters; their fetch unit is the first
+        self.fetched = collections.defaultdict(list)  # buckets by fetch unit
         flat = 0
         for bucket in buckets:
             bucket.offset = flat
             flat += bucket.padded
+            self.fetched[bucket.fetch_unit].append(bucket)
         self.padded = flat
         self.numel = sum(bucket.numel for bucket in buckets)
 
-    def shard_numel(self):
-        """Elements of one rank's spans. In stage 0 every rank has everything."""
-        return self.padded if self.stage == 0 else self.padded // self.ranks
+    def fetch_unit_buckets(self, number):
+        return self.fetched[number]
 
-    def fetch_unit_buckets(self, fetch_unit):
-        return [b for b in self.buckets if b.fetch_unit == fetch_unit]
-
-    def span(self, bucket, rank):
-        """(offset in the bucket, numel, valid numel) of what a rank owns of a bucket."""
+    def slice(self, bucket, index):
+        """(offset in the bucket, numel, valid numel) of a slice. Stage 0: everybody has all."""
         if self.stage == 0:
             return 0, bucket.padded, bucket.numel
-        size = bucket.padded // self.ranks
-        start = rank * size
+        size = bucket.padded // self.groups[bucket.group].shard_ranks
+        start = index * size
         return start, size, min(max(bucket.numel - start, 0), size)
+
+    def span(self, bucket):
+        """Elements of a bucket that a rank of its group owns."""
+        return self.slice(bucket, 0)[1]
+
+    def of_rank(self, rank):
+        return [b for b in self.buckets if rank in self.groups[b.group].ranks]
 
 
 def split_units(parameters):
@@ -75,10 +105,8 @@ def split_units(parameters):
     for index, parameter in enumerate(parameters):
         if parameter.unit and units and parameters[index - 1].unit == parameter.unit:
             units[-1].params.append(index)
-            units[-1].numel += parameter.numel
         else:
-            name = parameter.unit or parameter.name
-            units.append(Unit(name, [index], parameter.numel))
+            units.append(Unit(parameter.unit or parameter.name, [index]))
     for what, names in (("parameter", [p.name for p in parameters]),
                         ("unit", [u.name for u in units])):
         for name, count in collections.Counter(names).items():
@@ -87,63 +115,105 @@ def split_units(parameters):
     return units
 
 
-def merge_units(units, bucket_numel):
-    """Stage 3: neighbours go together while their sum is not larger than a bucket."""
-    merged, room = [], None
-    for index, unit in enumerate(units):
-        if room is not None and unit.numel <= room:
-            merged[-1].append(index)
+def merge_units(units, parameters, bucket_bytes, persistent):
+    """Stage 3: neighbours go together while their gradients are not larger than a bucket, and all
+    are of one group. What persists, or is empty, does not count."""
+    merged, room, last = [], None, None
+    for number, unit in enumerate(units):
+        left = [i for i in unit.params if parameters[i].numel and i not in persistent]
+        if not left:
+            continue
+        size = sum(parameters[i].numel * SIZES[parameters[i].grad_dtype] for i in left)
+        groups = {parameters[i].group for i in left}
+        if room is not None and size <= room and len(groups) == 1 and groups == last:
+            merged[-1].units.append(number)
+            merged[-1].params += left
         else:
-            merged.append([index])
-            room = bucket_numel
-        # A unit larger than a bucket leaves no room, not even for an empty neighbour.
-        room = room - unit.numel if unit.numel <= room else None
+            merged.append(FetchUnit([number], left))
+            room = bucket_bytes
+        room = room - size if size <= room else None
+        last = groups
     return merged
 
 
-def chunks_of(numel, bucket_numel, grain):
+def chunks_of(numel, limit, grain):
     """Sizes of the pieces of one parameter: whole, or cut at multiples of the grain."""
-    if numel <= bucket_numel:
+    if numel <= limit:
         return [numel] if numel else []
-    cut = max(bucket_numel - bucket_numel % grain, grain)
+    cut = max(limit - limit % grain, grain)
     full, rest = divmod(numel, cut)
     return [cut] * full + ([rest] if rest else [])
 
 
-def pack(indices, parameters, bucket_numel, grain):
-    """Lists of pieces, one list per bucket."""
-    buckets, filled = [], None
+def in_order_of_appearance(indices, key):
+    """Lists of indices with one key each."""
+    lists = {}
     for index in indices:
-        done = 0
-        for nth, chunk in enumerate(chunks_of(parameters[index].numel, bucket_numel, grain)):
-            # Only a parameter's first piece may join others; a larger one never fits there.
-            if filled is None or nth or filled + parameters[index].numel > bucket_numel:
-                buckets.append([])
-                filled = 0
-            buckets[-1].append(Piece(index, done, chunk))
-            filled += chunk
-            done += chunk
-    return buckets
+        lists.setdefault(key(index), []).append(index)
+    return list(lists.values())
 
 
-def make_layout(parameters, stage, ranks, bucket_numel, align_numel):
-    """Where every parameter lies. ValueError names what is wrong."""
-    if stage not in (0, 1, 2, 3) or ranks < 1 or bucket_numel < 1 or align_numel < 1:
+class Packer:
+    """Fills buckets; of each class one is open."""
+
+    def __init__(self, parameters, groups, bucket_bytes, align_bytes, accum_as_grads):
+        self.parameters, self.groups = parameters, groups
+        self.bucket_bytes, self.align_bytes = bucket_bytes, align_bytes
+        self.accum_as_grads = accum_as_grads
+        self.buckets = []
+
+    def pack(self, indices, fetch_unit):
+        opened = {}
+        for index in indices:
+            parameter = self.parameters[index]
+            smallest = min(SIZES[parameter.dtype], SIZES[parameter.grad_dtype])
+            grain = len(self.groups[parameter.group].ranks) * (self.align_bytes // smallest)
+            limit = self.bucket_bytes // SIZES[parameter.grad_dtype]
+            accum = parameter.grad_dtype if self.accum_as_grads else "fp32"
+            bucket, done = opened.get(parameter[3:6]), 0
+            for nth, chunk in enumerate(chunks_of(parameter.numel, limit, grain)):
+                # Only a parameter's first piece may join others; a larger one never fits there.
+                if bucket is None or nth or bucket.numel + parameter.numel > limit:
+                    bucket = Bucket(parameter, accum, grain, fetch_unit)
+                    opened[parameter[3:6]] = bucket
+                    self.buckets.append(bucket)
+                bucket.add(index, done, chunk)
+                done += chunk
+
+
+def make_groups(stage, ranks, groups, shard_ranks):
+    """Group 0 is all ranks. Stage 0 keeps no shards that replicas could share."""
+    made = []
+    for members, shards in [(tuple(range(ranks)), shard_ranks), *groups]:
+        shards = shards or len(members)
+        if len(members) % shards or len(set(members)) < len(members) or max(members) >= ranks:
+            raise ValueError(f"no group: {members} in runs of {shards}")
+        made.append(Group(tuple(members), shards if stage else len(members)))
+    return made
+
+
+def make_layout(parameters, stage, ranks, bucket_bytes, align_bytes, groups=(), shard_ranks=0,
+                persist_bytes=0, accum_as_grads=False):
+    """Where every parameter lies. groups: (ranks, shard_ranks) from group 1 on. ValueError names
+    what is wrong."""
+    if stage not in (0, 1, 2, 3) or ranks < 1 or bucket_bytes < 1 or align_bytes < 4:
         raise ValueError("stage 0 to 3; ranks, bucket and alignment from 1")
-    grain = ranks * align_numel
+    groups = make_groups(stage, ranks, groups, shard_ranks)
     units = split_units(parameters)
+    packer = Packer(parameters, groups, bucket_bytes, align_bytes, accum_as_grads)
     if stage < 3:
-        fetch_units = [[u] for u in range(len(units))]
-        packed = pack(range(len(parameters)), parameters, bucket_numel, grain)
-        buckets = [Bucket(pieces, grain, None) for pieces in packed]
-    else:
-        fetch_units = merge_units(units, bucket_numel)
-        buckets = []
-        for number, members in enumerate(fetch_units):
-            indices = [i for u in members for i in units[u].params]
-            packed = pack(indices, parameters, bucket_numel, grain)
-            buckets += [Bucket(pieces, grain, number) for pieces in packed]
-    return Layout(units, fetch_units, buckets, ranks, stage)
+        fetch_units = [FetchUnit([u], unit.params) for u, unit in enumerate(units)]
+        packer.pack(range(len(parameters)), None)
+        return Layout(units, fetch_units, packer.buckets, groups, stage, [])
+    persistent = [i for i, p in enumerate(parameters)
+                  if p.numel and p.numel * SIZES[p.dtype] <= persist_bytes]
+    fetch_units = [FetchUnit([], persistent)] if persistent else []
+    fetch_units += merge_units(units, parameters, bucket_bytes, set(persistent))
+    for number, fetch_unit in enumerate(fetch_units):
+        for of_group in in_order_of_appearance(fetch_unit.params, lambda i: parameters[i].group):
+            for of_class in in_order_of_appearance(of_group, lambda i: parameters[i][3:6]):
+                packer.pack(of_class, number)
+    return Layout(units, fetch_units, packer.buckets, groups, stage, persistent)
 
 
 # ---- what is sent --------------------------------------------------------------------------------
@@ -158,77 +228,141 @@ def ring_bytes(kind, payload_bytes, ranks):
 class Traffic:
     """Calls and bytes by kind."""
 
-    def __init__(self, ranks):
-        self.ranks = ranks
-        self.figures = {name: dict.fromkeys(KINDS, 0)
-                        for name in ("calls", "payload_bytes", "padding_bytes", "ring_bytes")}
+    def __init__(self):
+        self.figures = {name: dict.fromkeys(KINDS, 0) for name in
+                        ("calls", "payload_bytes", "padding_bytes", "ring_bytes", "moved_bytes")}
 
-    def add(self, kind, buckets, times=1):
-        """`times` collectives over a list of buckets each; payload is all n slices, unpadded."""
-        payload = ELEMENT_BYTES * sum(b.numel for b in buckets)
-        padding = ELEMENT_BYTES * sum(b.padded - b.numel for b in buckets)
-        self.figures["calls"][kind] += times
-        self.figures["payload_bytes"][kind] += times * payload
-        self.figures["padding_bytes"][kind] += times * padding
-        self.figures["ring_bytes"][kind] += times * ring_bytes(kind, payload, self.ranks)
+    def add(self, kind, members, times, payload=0, padded=0, moved=0):
+        """`times` collectives of so many bytes; payload is all slices, unpadded."""
+        figures = {"calls": 1, "payload_bytes": payload, "padding_bytes": padded - payload,
+                   "ring_bytes": ring_bytes(kind, payload, members), "moved_bytes": moved}
+        for name, value in figures.items():
+            self.figures[name][kind] += times * value
 
 
-def step_traffic(layout, sends, gathers):
-    """One optimizer step: `sends` reductions of each bucket, `gathers` of each fetch unit."""
-    traffic = Traffic(layout.ranks)
-    for bucket in layout.buckets:
-        traffic.add("all_reduce" if layout.stage == 0 else "reduce_scatter", [bucket], sends)
+def add_reduction(traffic, layout, bucket, rank, accumulate, micro_steps):
+    """Of a bucket: within runs with every micro-step that sends, between them once."""
+    group = layout.groups[bucket.group]
+    summed = accumulate == "local" and micro_steps > 1  # by the service, in accumulators
+    read = bucket.bytes_of(bucket.accum_dtype if summed else bucket.grad_dtype)
+    written = bucket.bytes_of(bucket.accum_dtype) if layout.stage == 0 else 0
+    traffic.add("reduce_scatter" if layout.stage else "all_reduce", group.shard_ranks,
+                1 if accumulate == "local" else micro_steps,
+                bucket.bytes_of(bucket.grad_dtype, False), bucket.bytes_of(bucket.grad_dtype),
+                read + written)
+    runs = len(group.ranks) // group.shard_ranks
+    if runs > 1:
+        _, numel, valid = layout.slice(bucket, group.ranks.index(rank) % group.shard_ranks)
+        size = SIZES[bucket.accum_dtype]
+        traffic.add("all_reduce", runs, 1, valid * size, numel * size, 2 * numel * size)
+
+
+def gathers_of(layout, rank, micro_steps, reuse_bytes):
+    """How often a step gathers each fetch unit: forward and backward, less where it is kept. The
+    budget is taken to allow that."""
+    sizes = [sum(b.bytes_of(b.dtype) for b in layout.fetch_unit_buckets(number)
+                 if rank in layout.groups[b.group].ranks)
+             for number in range(len(layout.fetch_units))]
+    planned = [n for n, size in enumerate(sizes) if size and layout.fetch_units[n].units]
+    order = (planned + planned[::-1]) * micro_steps
+    times, between = collections.Counter(), {}
+    for number in order:
+        if between.get(number, reuse_bytes) >= reuse_bytes:
+            times[number] += 1
+        between = {other: passed + sizes[number] for other, passed in between.items()}
+        between[number] = 0
+    if layout.persistent:
+        times[0] = 1
+    return times
+
+
+def step_traffic(layout, rank, accumulate, micro_steps, mapped, gathers, reuse_bytes):
+    """One optimizer step of a rank."""
+    traffic = Traffic()
+    for bucket in layout.of_rank(rank):
+        add_reduction(traffic, layout, bucket, rank, accumulate, micro_steps)
         if layout.stage in (1, 2):
-            traffic.add("all_gather", [bucket])
-    if layout.stage == 3:
-        for number in range(len(layout.fetch_units)):
-            buckets = layout.fetch_unit_buckets(number)
-            if buckets:  # nothing but zero-size parameters: nothing to gather
-                traffic.add("all_gather", buckets, gathers)
-    traffic.add("control", [])
+            traffic.add("all_gather", layout.groups[bucket.group].shard_ranks, 1,
+                        bucket.bytes_of(bucket.dtype, False), bucket.bytes_of(bucket.dtype),
+                        (bucket.padded - layout.span(bucket)) * SIZES[bucket.dtype])
+    times = gathers_of(layout, rank, micro_steps, reuse_bytes) if layout.stage == 3 else {}
+    for number, count in times.items():
+        if gathers is not None and layout.fetch_units[number].units:
+            count = gathers
+        mine = [b for b in layout.fetch_unit_buckets(number)
+                if rank in layout.groups[b.group].ranks]
+        for buckets in in_order_of_appearance(mine, lambda b: b.group):  # one launch each
+            padded = sum(b.bytes_of(b.dtype) for b in buckets)
+            traffic.add("all_gather", layout.groups[buckets[0].group].shard_ranks, count,
+                        sum(b.bytes_of(b.dtype, False) for b in buckets), padded,
+                        0 if mapped else padded)
+    traffic.add("control", 1, 1)
     return traffic.figures
 
 
 # ---- what is held --------------------------------------------------------------------------------
 
 
-def gradient_memory(layout, accumulate, micro_steps):
-    """Elements of full gradient buffers, accumulators and gradient shards of a rank."""
-    full, shard, several = layout.padded, layout.padded // layout.ranks, micro_steps > 1
-    total = 0
-    if layout.stage <= 1 or accumulate == "local":
-        total += full  # where gradients are written
-    if several and (accumulate == "local" or layout.stage == 0):
-        total += full  # where they are added up over micro-steps
-    if layout.stage >= 2 or (layout.stage == 1 and several and accumulate == "shard"):
-        total += shard  # reduced gradients
+def gradient_memory(layout, buckets, accumulate, micro_steps):
+    """Bytes of full gradient buffers, accumulators and gradient shards of a rank."""
+    several, total = micro_steps > 1, 0
+    for bucket in buckets:
+        alike = bucket.accum_dtype == bucket.grad_dtype
+        full = bucket.bytes_of(bucket.accum_dtype)
+        if layout.stage <= 1 or accumulate == "local":
+            total += bucket.bytes_of(bucket.grad_dtype)  # where gradients are written
+        if several and (accumulate == "local" or layout.stage == 0):
+            total += full  # where they are added up over micro-steps
+        elif layout.stage == 0 and not alike:
+            total += full  # where they are reduced to
+        if layout.stage >= 2 or (layout.stage == 1 and
+                                 (not alike or (several and accumulate == "shard"))):
+            total += layout.span(bucket) * SIZES[bucket.accum_dtype]  # reduced gradients
     return total
 
 
-def rank_memory(layout, accumulate, micro_steps, gather, ring_slots, gather_bytes, arrays):
-    """Bytes of one rank by what lies in them. `arrays`: shard arrays of the optimizer."""
-    fetch = sorted((sum(b.padded for b in layout.fetch_unit_buckets(number))
-                    for number in range(len(layout.fetch_units))), reverse=True)
-    largest_bucket = max((b.padded for b in layout.buckets), default=0)
-    private = layout.stage == 3 and gather == "private"
+def gathered_memory(layout, rank, gather_bytes):
+    """The persistent parameters, and a pool for the others."""
+    def bytes_for(whom, number):
+        return sum(b.bytes_of(b.dtype) for b in layout.fetch_unit_buckets(number)
+                   if whom in layout.groups[b.group].ranks)
+
+    first = 1 if layout.persistent else 0
+    numbers = range(first, len(layout.fetch_units))
+    mine = [bytes_for(rank, n) for n in numbers]
+    if gather_bytes == 0:  # the three largest of the rank that has the most
+        gather_bytes = max((sum(sorted((bytes_for(r, n) for n in numbers), reverse=True)[:3])
+                            for r in layout.groups[0].ranks), default=0)
+    pool = min(gather_bytes + max(mine, default=0), sum(mine))
+    return pool + (bytes_for(rank, 0) if layout.persistent else 0)
+
+
+def rank_memory(layout, rank, accumulate, micro_steps, mapped, ring_slots, gather_bytes, arrays):
+    """Bytes of one rank by what lies in them. `arrays`: fp32 shard arrays of the optimizer."""
+    buckets = layout.of_rank(rank)
+    spans = sum(layout.span(b) for b in buckets)
+    halves = sum(layout.span(b) for b in buckets if b.dtype != "fp32")
     held = dict.fromkeys(MEMORIES, 0)
-    held["params"] = ELEMENT_BYTES * layout.shard_numel() if layout.stage == 3 \
-        else ELEMENT_BYTES * layout.padded
-    held["gradients"] = ELEMENT_BYTES * gradient_memory(layout, accumulate, micro_steps)
-    if layout.stage >= 2 and accumulate == "shard":
+    if mapped:  # one copy for all ranks
+        held["params"] = sum(b.bytes_of(b.dtype) for b in layout.buckets) \
+            // len(layout.groups[0].ranks)
+    elif layout.stage == 3:
+        held["params"] = sum(layout.span(b) * SIZES[b.dtype] for b in buckets)
+        held["gathered"] = gathered_memory(layout, rank, gather_bytes)
+    else:
+        held["params"] = sum(b.bytes_of(b.dtype) for b in buckets)
+    held["gradients"] = gradient_memory(layout, buckets, accumulate, micro_steps)
+    if layout.stage >= 2 and accumulate == "shard" and buckets:
         slots = min(ring_slots, max(1, len(layout.buckets) * micro_steps))
-        held["buckets"] = ELEMENT_BYTES * slots * largest_bucket
-    if private and fetch:
-        budget = gather_bytes or ELEMENT_BYTES * sum(fetch[:3])
-        held["gathered"] = min(budget + ELEMENT_BYTES * fetch[0],
-                               ELEMENT_BYTES * layout.padded)
-    held["optimizer"] = ELEMENT_BYTES * arrays * layout.shard_numel()
+        held["buckets"] = slots * max(b.bytes_of(b.grad_dtype) for b in layout.buckets)
+    held["optimizer"] = 4 * arrays * spans + 4 * halves  # and masters
     return held
 
 
 def expected(parameters, stage, ranks, bucket_bytes, align_bytes=64, micro_steps=1,
              accumulate="auto", gather="private", ring_slots=3, gather_bytes=0,
-             optimizer_arrays=2, gathers=None):
+             optimizer_arrays=2, gathers=None, rank=0, groups=(), shard_ranks=0, persist_bytes=0,
+             reuse_bytes=0, accum_as_grads=False):
     """Figures of one optimizer step and the memory of one rank, named as in demo.sh's JSON.
 
     `parameters`: Parameter tuples in order of registration. `gathers`: how often a step gathers
@@ -237,16 +371,16 @@ def expected(parameters, stage, ranks, bucket_bytes, align_bytes=64, micro_steps
     parameters = [Parameter(*p) for p in parameters]
     if accumulate == "auto":
         accumulate = "local" if stage <= 1 else "shard"
-    if gathers is None:
-        gathers = 2 * micro_steps
-    layout = make_layout(parameters, stage, ranks, bucket_bytes // ELEMENT_BYTES,
-                         max(align_bytes // ELEMENT_BYTES, 1))
+    mapped = stage == 3 and gather == "mapped"
+    layout = make_layout(parameters, stage, ranks, bucket_bytes, max(align_bytes, 4), groups,
+                         shard_ranks, persist_bytes, accum_as_grads)
     result = {"stage": stage, "ranks": ranks, "bucket_bytes": bucket_bytes,
               "accumulate": accumulate, "micro_steps": micro_steps, "gather": gather,
               "params": layout.numel, "padded": layout.padded, "buckets": len(layout.buckets),
               "units": len(layout.units), "fetch_units": len(layout.fetch_units)}
-    result.update(step_traffic(layout, micro_steps if accumulate == "shard" else 1, gathers))
-    result["memory_bytes"] = rank_memory(layout, accumulate, micro_steps, gather, ring_slots,
+    result.update(step_traffic(layout, rank, accumulate, micro_steps, mapped, gathers,
+                               reuse_bytes))
+    result["memory_bytes"] = rank_memory(layout, rank, accumulate, micro_steps, mapped, ring_slots,
                                          gather_bytes, optimizer_arrays)
     return result
 
@@ -283,23 +417,41 @@ def read_model(path):
 
 def layout_dict(layout, parameters):
     """All of a layout as plain data; the same form as the C program of the comparison test."""
-    pieces = [{"param": piece.param, "bucket": number, "param_offset": piece.param_offset,
-               "numel": piece.numel}
-              for number, bucket in enumerate(layout.buckets) for piece in bucket.pieces]
-    spans = [[list(layout.span(bucket, rank)) for rank in range(layout.ranks)]
-             for bucket in layout.buckets]
+    of_param = collections.defaultdict(set)  # buckets
+    for number, bucket in enumerate(layout.buckets):
+        for piece in bucket.pieces:
+            of_param[piece.param].add(number)
+    fetch_unit_of = {u: f for f, fetch in enumerate(layout.fetch_units) for u in fetch.units}
+    units = []
+    for number, unit in enumerate(layout.units):
+        held = set().union(*(of_param[i] for i in unit.params if i not in layout.persistent))
+        units.append({"name": unit.name, "first_param": unit.params[0],
+                      "params": len(unit.params), "first_bucket": min(held, default=0),
+                      "buckets": max(held) - min(held) + 1 if held else 0,
+                      "fetch_unit": fetch_unit_of.get(number),
+                      "persistent": int(any(i in layout.persistent for i in unit.params))})
     return {
-        "numel": layout.numel, "padded_numel": layout.padded, "shard_numel": layout.shard_numel(),
+        "numel": layout.numel, "padded_numel": layout.padded,
+        "max_bucket_bytes": max((b.bytes_of(b.grad_dtype) for b in layout.buckets), default=0),
         "buckets": [{"offset": b.offset, "numel": b.numel, "padded_numel": b.padded,
-                     "fetch_unit": b.fetch_unit} for b in layout.buckets],
-        "pieces": pieces,
-        "spans": spans,
-        "units": [{"name": unit.name, "first_param": unit.params[0], "params": len(unit.params)}
-                  for unit in layout.units],
-        "fetch_units": [{"first_unit": members[0], "units": len(members),
-                         "numel": sum(layout.units[u].numel for u in members)}
-                        for members in layout.fetch_units],
+                     "group": b.group, "dtype": b.dtype, "grad_dtype": b.grad_dtype,
+                     "accum_dtype": b.accum_dtype, "fetch_unit": b.fetch_unit}
+                    for b in layout.buckets],
+        "pieces": [{"param": piece.param, "bucket": number, "bucket_offset": piece.bucket_offset,
+                    "param_offset": piece.param_offset, "numel": piece.numel}
+                   for number, bucket in enumerate(layout.buckets) for piece in bucket.pieces],
+        "slices": [[list(layout.slice(bucket, index))
+                    for index in range(layout.groups[bucket.group].shard_ranks)]
+                   for bucket in layout.buckets],
+        "units": units,
+        "fetch_units": [{"first_unit": min(fetch.units, default=0),
+                         "units": max(fetch.units) - min(fetch.units) + 1 if fetch.units else 0,
+                         "numel": sum(parameters[i].numel for i in fetch.params)}
+                        for fetch in layout.fetch_units],
+        "groups": [{"ranks": list(group.ranks), "shard_ranks": group.shard_ranks}
+                   for group in layout.groups],
         "names": [parameter.name for parameter in parameters],
+        "persistent": list(layout.persistent),
     }
 
 
@@ -321,8 +473,8 @@ def main(arguments):
     try:
         parameters = read_model(options.model)
         if options.layout:
-            layout = make_layout(parameters, options.stage, options.ranks,
-                                 options.bucket // ELEMENT_BYTES, options.align // ELEMENT_BYTES)
+            layout = make_layout(parameters, options.stage, options.ranks, options.bucket,
+                                 options.align)
             result = layout_dict(layout, parameters)
         else:
             result = expected(parameters, options.stage, options.ranks, options.bucket,

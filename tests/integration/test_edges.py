@@ -172,6 +172,26 @@ def version(rank, where):
     return values == [9.0] * N
 
 
+def rounded(rank, where):
+    """Rank 1's masters take long to be rounded; rank 0 gathers the last of them."""
+    big = N if gw.on_cuda() else 4096 * N
+    job = join(rank, where)
+    job.param("big", big, "u0", dtype=gw.BF16)
+    job.param("p1", N, "u1", dtype=gw.BF16)
+    job.seal(stage=3, bucket_bytes=big * 4, ring_slots=1)
+    job.step_end()
+    job.wait(job.update_begin())
+    time.sleep(LATE * rank)
+    for s in job.spans():
+        if s.bucket == 1:
+            gw.fill(s.params, s.numel, 9.0)
+    job.update_commit()
+    job.wait(job.fetch(1))
+    values = job.values(1, N, dtype=gw.BF16)
+    job.release(1)
+    return values == [9.0] * N
+
+
 def gathered(rank, where):
     """The gather is slow; its values are read after it."""
     job = sealed(rank, where, 3, link=SLOW)
@@ -306,7 +326,7 @@ def released(rank, where):
 OF_STREAMS = [filled, committed, reads_done, released] if gw.on_cuda() else []
 SCENARIOS = {f.__name__.upper(): f for f in (
     grad_written, all_ready, zero_filled, buffer_consumed, shard_consumed, verdict_last,
-    verdict_read, reads_over, version, gathered, pool_free, *OF_STREAMS)}
+    verdict_read, reads_over, version, rounded, gathered, pool_free, *OF_STREAMS)}
 HOST_LACKS = {"FILLED", "COMMITTED", "READS_DONE", "RELEASED"}  # nothing there is late but the host
 
 

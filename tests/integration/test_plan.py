@@ -70,7 +70,7 @@ def assert_equal_plans(parameters, got, ranks, seed="", **options):
     assert [stage["stage"] for stage in got["stages"]] == [0, 1, 2, 3], seed
     for stage in got["stages"]:
         assert set(stage) == {"stage", "calls", "payload_bytes", "ring_bytes", "cross_node_bytes",
-                              "memory_bytes"}
+                              "memory_bytes", "shard_ranks", "persistent_params", "reuse_bytes"}
         of_stage = dict(options)
         if stage["stage"] < 3:
             of_stage["gather"] = "private"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Prints layouts and the plans of all their ranks as JSON, one line each, for the comparison with
+ * Prints layouts and the plans of their first ranks as JSON, one line each, for the comparison with
  * tests/cases/plan.py. stdin, repeated:
  *   stage world bucket_bytes align_bytes accum_as_grads persist_bytes shard_ranks
  *   micro_steps accumulate gather reuse_bytes groups count
@@ -19,6 +19,7 @@
 #include "proto/limits.h"
 
 #define COUNT_MAX 4096u
+#define PLANS_MAX 4u
 
 struct lines {
     struct layout_options options;
@@ -254,7 +255,7 @@ static void print_plans(const struct lines *lines)
     uint32_t param;
 
     printf("[");
-    for (; request.rank < request.world; request.rank++) {
+    for (; request.rank < request.world && request.rank < PLANS_MAX; request.rank++) {
         printf("%s", request.rank ? "," : "");
         if (plan_new(&request, &plan, &text, &param) < 0) {
             printf("\"%s\"", why);

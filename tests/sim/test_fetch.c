@@ -84,6 +84,42 @@ static void test_prefetch_hits_from_the_second_step(void **state)
     }
 }
 
+/* Of each unit the smaller parameter (16 of 48 bytes) stays gathered: one gather more per step,
+ * after the update, and units of two thirds. */
+static void test_persistent_parameters_are_gathered_once_a_step(void **state)
+{
+    (void)state;
+    for (uint32_t seed = 0; seed < 10; seed++) {
+        struct sim_plan plan = ten_plan(seed, 2);
+        struct sim_result result;
+
+        plan.seal.persist_bytes = 16;
+        plan.seal.bucket_bytes = 32;
+        run(&plan, &result);
+        assert_int_equal(result.calls[GW_KIND_ALL_GATHER], (20 + 1) * plan.steps);
+        assert_int_equal(result.payload_bytes[GW_KIND_ALL_GATHER],
+                         (20 * 32 + 10 * 16) * plan.steps);
+        assert_int_equal(result.hits, 2 * 19 * (plan.steps - 1));
+    }
+}
+
+/* Forward a ... j, backward j ... a: between the two fetches of i, 48 bytes of j are fetched. The
+ * last units of the forward pass stay gathered for the backward one, from the second step on. */
+static void test_units_that_are_fetched_again_soon_stay(void **state)
+{
+    struct sim_plan plan = ten_plan(3, 2);
+    struct sim_result without, with;
+
+    (void)state;
+    plan.seal.gather_bytes = 6 * UNIT_BYTES;
+    run(&plan, &without);
+    plan.seal.reuse_bytes = 3 * UNIT_BYTES;
+    run(&plan, &with);
+    assert_int_equal(without.calls[GW_KIND_ALL_GATHER], 20 * plan.steps);
+    assert_true(with.calls[GW_KIND_ALL_GATHER] < without.calls[GW_KIND_ALL_GATHER]);
+    assert_int_equal(with.params_hash, without.params_hash);
+}
+
 static void test_overlap_off_prefetches_nothing(void **state)
 {
     struct sim_plan plan = ten_plan(4, 2);
@@ -237,6 +273,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_prefetch_hits_from_the_second_step),
+        cmocka_unit_test(test_persistent_parameters_are_gathered_once_a_step),
+        cmocka_unit_test(test_units_that_are_fetched_again_soon_stay),
         cmocka_unit_test(test_overlap_off_prefetches_nothing),
         cmocka_unit_test(test_merged_units_are_gathered_once_per_pass),
         cmocka_unit_test(test_cut_units_are_gathered_by_one_launch),

@@ -210,6 +210,7 @@ static void test_losses(void **state)
         {"losses", 1, LOCAL, 2, 2, 3, 1, .losses = true, .ring_slots = 3},
         {"losses", 2, SHARD, 2, 1, 3, 1, .losses = true, .ring_slots = 2},
         {"losses", 3, LOCAL, 2, 1, 3, 1, .losses = true, .fetch = true, .ring_slots = 3},
+        {"losses", 0, LOCAL, 2, 2, 1, 1, .losses = true, .fetch = true, .list = halves},
         {"losses", 1, LOCAL, 2, 1, 2, 1, .losses = true, .fetch = true, .list = halves},
     };
 

@@ -138,6 +138,20 @@ static struct sim_plan r02_plan(uint64_t seed, uint32_t stage, uint32_t world)
     return plan;
 }
 
+/* On the host and with streams: the same calls and bits. */
+static void run_twice(const struct sim_plan *plan, struct sim_result *result)
+{
+    struct sim_plan streams = *plan;
+    struct sim_result other;
+
+    run(plan, result);
+    sim_plan_stream(&streams, plan->seed);
+    streams.sums = false;
+    run(&streams, &other);
+    assert_int_equal(other.params_hash, result->params_hash);
+    assert_memory_equal(other.calls, result->calls, sizeof(other.calls));
+}
+
 static void check_pattern(const struct sim_plan *plan, const struct sim_result *result)
 {
     bool shard = plan->seal.accumulate == GW_ACCUMULATE_SHARD ||
@@ -223,6 +237,60 @@ static void test_stages_agree(void **state)
                 hash = result.params_hash;
             assert_int_equal(result.params_hash, hash);
         }
+    }
+}
+
+/* Runs of an aligned power of 2: the tree of sums is the flat one's, so the bits are. Counted are,
+ * for each rank, one reduce-scatter in its run (per micro-step, of all the bucket) and one
+ * all-reduce of its slice. */
+static void test_runs_change_no_bit(void **state)
+{
+    (void)state;
+    for (uint32_t i = 0; i < 24; i++) {
+        uint32_t world = i % 2 ? 8 : 4, run = i % 3 ? i % 3 : world / 2, stage = 1 + i / 2 % 3;
+        struct sim_plan plan = r02_plan(13 + i, stage, world);
+        struct sim_result flat, hybrid;
+        uint64_t sends;
+
+        plan.seal.accumulate = 1 + i / 12;
+        plan.seal.micro_steps = plan.seal.accumulate == GW_ACCUMULATE_LOCAL ? 2 : 1;
+        sends = plan.seal.accumulate == GW_ACCUMULATE_LOCAL ? 1 : plan.seal.micro_steps;
+        run_twice(&plan, &flat);
+        plan.seal.shard_ranks = run;
+        run_twice(&plan, &hybrid);
+        assert_int_equal(hybrid.params_hash, flat.params_hash);
+        assert_int_equal(hybrid.calls[GW_KIND_REDUCE_SCATTER], 4 * sends * plan.steps);
+        assert_int_equal(hybrid.calls[GW_KIND_ALL_REDUCE], 4 * plan.steps);
+        assert_int_equal(hybrid.calls[GW_KIND_ALL_GATHER], flat.calls[GW_KIND_ALL_GATHER]);
+        assert_int_equal(hybrid.payload_bytes[GW_KIND_REDUCE_SCATTER], 128 * sends * plan.steps);
+        /* Slice 0 of buckets of 6, 12, 10 and 4, which holds no less than its share. */
+        assert_in_range(hybrid.payload_bytes[GW_KIND_ALL_REDUCE] / plan.steps, 128 / run, 128);
+    }
+}
+
+/* E03 in values: what a group of 2 x 2 sums in three micro-steps, beside parameters of all. */
+static void test_e03_a_hybrid_group_beside_the_world(void **state)
+{
+    static const uint32_t ranks[] = {3, 1, 0, 2};
+    static const struct layout_group group = {.ranks = ranks, .count = 4, .shard_ranks = 2};
+    struct layout_param params[8];
+
+    (void)state;
+    memcpy(params, r02, sizeof(params));
+    params[2].group = params[3].group = params[7].group = 1;
+    for (uint32_t seed = 0; seed < 24; seed++) {
+        struct sim_plan plan = r02_plan(seed, 1 + seed % 3, 4);
+        struct sim_result result;
+
+        plan.params = params;
+        plan.groups = &group;
+        plan.group_count = 1;
+        plan.seal.micro_steps = 3;
+        plan.seal.accumulate = GW_ACCUMULATE_SHARD;
+        run_twice(&plan, &result);
+        assert_true(result.calls[GW_KIND_ALL_REDUCE] > 0);
+        /* All-reduces of a step: as many as its reduce-scatters of the group in one micro-step. */
+        assert_int_equal(result.calls[GW_KIND_ALL_REDUCE] % plan.steps, 0);
     }
 }
 
@@ -314,6 +382,8 @@ int main(void)
         cmocka_unit_test(test_stage3_varied),
         cmocka_unit_test(test_overlap_changes_nothing),
         cmocka_unit_test(test_stages_agree),
+        cmocka_unit_test(test_runs_change_no_bit),
+        cmocka_unit_test(test_e03_a_hybrid_group_beside_the_world),
         cmocka_unit_test(test_different_orders_through_a_small_ring),
         cmocka_unit_test(test_c04_micro_steps_that_differ_are_named),
         cmocka_unit_test(test_c01_unused_is_an_error_if_asked),

@@ -111,9 +111,9 @@ static const struct wire_seal seal = {.stage = 1, .bucket_bytes = 64};
 static void fill_message(struct wire_msg *msg, uint32_t rank)
 {
     static const uint16_t types[] = {
-        WIRE_WAIT_READY, WIRE_GROUP_NEW, WIRE_REGISTER, WIRE_SEAL,  WIRE_BUFFER_FREE, WIRE_OP,
-        WIRE_OP,         WIRE_OP,        WIRE_REGISTER, WIRE_SEAL,  WIRE_ARENA_GET,   WIRE_STEP_END,
-        WIRE_READY,      WIRE_ACQUIRE,   WIRE_LEAVE,    WIRE_JOIN};
+        WIRE_WAIT_READY,  WIRE_GROUP_NEW, WIRE_REGISTER, WIRE_SEAL, WIRE_BUFFER_FREE, WIRE_OP,
+        WIRE_PARAM_GROUP, WIRE_OP,        WIRE_REGISTER, WIRE_SEAL, WIRE_ARENA_GET,   WIRE_STEP_END,
+        WIRE_READY,       WIRE_ACQUIRE,   WIRE_LEAVE,    WIRE_JOIN};
     static struct wire_param param = {.name = "w", .unit = "", .numel = 8};
     /* The last four end something: rare. */
     uint32_t most = sizeof(types) / sizeof(types[0]) - (pick(20) ? 5 : 0);
@@ -126,7 +126,12 @@ static void fill_message(struct wire_msg *msg, uint32_t rank)
         msg->u.group_new.ranks[0] = pick(6) ? rank : pick(WORLD + 1);
         msg->u.group_new.ranks[1] = pick(WORLD);
         break;
+    case WIRE_PARAM_GROUP:
+        msg->u.param_group.count = 1;
+        msg->u.param_group.ranks[0] = pick(8) ? 0 : pick(WORLD + 1);
+        break;
     case WIRE_REGISTER:
+        param.group = pick(8) ? 0 : pick(3);
         param.numel = pick(30) ? 8 : 9;
         msg->u.reg.total = msg->u.reg.count = 1;
         msg->u.reg.params = &param;

@@ -282,7 +282,7 @@ static void stage_0_of_mixed_dtypes(void **state)
     close_job(&job);
 }
 
-/* Sums over micro-steps of all buckets: 32 + 64 + 16 + 32; in place where dtypes agree, if local. */
+/* Sums over micro-steps of all buckets: 32 + 64 + 16 + 32; in place where dtypes agree. */
 static void stage_0_over_micro_steps(void **state)
 {
     struct wire_seal o = {.stage = 0, .accumulate = LOCAL, .micro_steps = 2};

@@ -272,6 +272,25 @@ static void a_job_that_forms_again_rounds_again(void **state)
     fx_free(fx);
 }
 
+/* ... and in stage 0, where nothing is gathered, fetches wait for it. */
+static void replicas_of_a_job_that_forms_again_are_rounded_again(void **state)
+{
+    struct fx_unit params[] = {{.numel = 4, .dtype = BF16}};
+    struct fx *fx = fx_new(0, 2, 4, 1);
+
+    (void)state;
+    fx_open_layout(fx, params, 1, 0);
+    end_and_begin(fx);
+    fx_all(fx, WIRE_UPDATE_COMMIT);
+    fx_lines(fx); /* casts 6 and 7 */
+    assert_int_equal(zero_reattach(fx->zero, &fx->fault), 0);
+    fx_take(fx);
+    fx_expect(fx, "CA@0 fp32>bf16\nCA@1 fp32>bf16\n");
+    assert_int_equal(fx_unit(fx, 1, WIRE_FETCH, 0), 0);
+    fx_expect(fx, "SIG u0@1=1 <9\n");
+    fx_free(fx);
+}
+
 /* ---- persistent parameters ------------------------------------------------------------------- */
 
 /* Stage 3: p0 and p2 of 1 element stay: bucket 0, fetch unit 0, 2 elements. p1 is bucket 1, in a
@@ -402,6 +421,7 @@ int main(void)
         cmocka_unit_test(replicas_are_rounded_before_they_are_fetched),
         cmocka_unit_test(windows_wait_for_the_rounding),
         cmocka_unit_test(a_job_that_forms_again_rounds_again),
+        cmocka_unit_test(replicas_of_a_job_that_forms_again_are_rounded_again),
         cmocka_unit_test(persistent_parameters_are_gathered_once_per_version),
         cmocka_unit_test(written_values_are_gathered_again),
         cmocka_unit_test(persistent_parameters_are_measured_once),

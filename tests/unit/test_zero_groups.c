@@ -216,6 +216,127 @@ static void micro_steps_are_compared_in_common_groups(void **state)
     fx_free(fx);
 }
 
+/* Groups without a common rank: neither's reductions are behind the other's. So each waits for the
+ * verdict that reads the last partials, and for its own owners' commits; once. */
+static void each_group_waits_for_the_last_verdict(void **state)
+{
+    static const uint32_t zero[] = {0}, one[] = {1};
+    struct fx_unit params[] = {{.numel = 2, .group = 1}, {.numel = 2, .group = 2},
+                               {.numel = 2, .group = 2}};
+    struct fx *fx = fx_new(1, 2, 2, 1);
+
+    (void)state;
+    fx->ordered = true;
+    fx->groups[0] = (struct layout_group){.ranks = zero, .count = 1};
+    fx->groups[1] = (struct layout_group){.ranks = one, .count = 1};
+    fx->group_count = 2;
+    fx_open_layout(fx, params, 3, 0);
+    fx_all(fx, WIRE_STEP_END); /* three zeroings, and verdict 4 */
+    fx_lines(fx);
+    for (uint32_t r = 0; r < 2; r++) {
+        assert_int_equal(fx_bare(fx, r, WIRE_UPDATE_BEGIN), 0);
+        assert_int_equal(fx_after(fx, r, WIRE_UPDATE_COMMIT, 5 + r), 0);
+    }
+    fx_lines(fx);
+    assert_int_equal(fx_ready(fx, 1, 2, 0, NONE), 0);
+    fx_expect(fx, "RS b2 n2 r1 s0/1 [G1:2] -> [G1:2] wait 1.0=6 sig b2@1=2 <4\n");
+    assert_int_equal(fx_ready(fx, 0, 0, 0, NONE), 0);
+    fx_expect(fx, "RS b0 n2 r0 s0/1 [G0:0] -> [G0:0] wait 0.0=5 sig b0@0=2 <4\n");
+    assert_int_equal(fx_ready(fx, 1, 1, 0, NONE), 0);
+    fx_expect(fx, "RS b1 n2 r1 s0/1 [G1:0] -> [G1:0] sig b1@1=2\n");
+    fx_free(fx);
+}
+
+/* Rank 0 has gone on to the next step, and its gather waits for its streams. The window of rank 1,
+ * which shares nothing with it, must not: what those streams wait for comes after it. */
+static void windows_do_not_wait_for_other_groups(void **state)
+{
+    static const uint32_t zero[] = {0}, one[] = {1};
+    struct fx_unit params[] = {{.numel = 2, .group = 1}, {.numel = 2, .group = 2}};
+    struct fx *fx = fx_new(3, 2, 2, 1);
+
+    (void)state;
+    fx->groups[0] = (struct layout_group){.ranks = zero, .count = 1};
+    fx->groups[1] = (struct layout_group){.ranks = one, .count = 1};
+    fx->group_count = 2;
+    fx->options.gather_bytes = 16;
+    fx_open_layout(fx, params, 2, 0);
+    fx_all(fx, WIRE_STEP_END);
+    fx_all_done(fx);
+    fx_lines(fx);
+    assert_int_equal(fx_unit(fx, 0, WIRE_FETCH, 0), 0); /* it skips its update */
+    fx_expect(fx, "GA@0 b0 n2 r0 [L0:0] sig u0@0=1\n");
+    assert_int_equal(fx_bare(fx, 1, WIRE_UPDATE_BEGIN), 0);
+    fx_expect(fx, "BA sig update@1=1\n");
+    fx_free(fx);
+}
+
+/* All commits and skips come at once, behind messages that had to wait: the version is gathered,
+ * though the gate is a step further. */
+static void a_version_is_gathered_though_the_gate_went_further(void **state)
+{
+    struct fx *fx = fx_new(1, 2, 4, 1);
+
+    (void)state;
+    fx->ordered = true;
+    fx_open(fx, 0, 4);
+    /* Both run ahead: the update of step 1 before its window, step 2, which they do not update. */
+    for (uint32_t r = 0; r < 2; r++)
+        (void)zero_op_submitted(fx->zero, r); /* a collective holds all of it back */
+    for (uint32_t r = 0; r < 2; r++) {
+        assert_int_equal(fx_bare(fx, r, WIRE_STEP_END), 0);
+        assert_int_equal(fx_bare(fx, r, WIRE_UPDATE_BEGIN), 0);
+        assert_int_equal(fx_bare(fx, r, WIRE_UPDATE_COMMIT), 0);
+        assert_int_equal(fx_bare(fx, r, WIRE_STEP_END), 0);
+        assert_int_equal(fx_unit(fx, r, WIRE_FETCH, 0), 0);
+    }
+    fx_expect(fx, "");
+    for (uint32_t r = 0; r < 2; r++)
+        zero_op_launched(fx->zero, r);
+    assert_int_equal(zero_resume(fx->zero, fx->now_ns, &fx->fault), 0);
+    fx_take(fx);
+    assert_int_equal(zero_steps(fx->zero), 2);
+    assert_int_equal(fx_count(fx, "GA"), 2);
+    fx_free(fx);
+}
+
+/* ---- slots ----------------------------------------------------------------------------------- */
+
+/* One slot each. Rank 0 holds one of group 1 = {0, 1}, which waits for rank 1, and asks for one of
+ * group 2 = {0, 2}: rank 1 goes on, so it waits. When rank 1 asks too, for it holds one of group 3
+ * = {1, 2} that waits for rank 2, and rank 2 for rank 0, none would ever be freed: rank 0 is given
+ * one. */
+static void slots_are_given_where_groups_wait_in_a_circle(void **state)
+{
+    static const uint32_t a[] = {0, 1}, b[] = {0, 2}, c[] = {1, 2};
+    struct fx_unit params[] = {{.numel = 2, .group = 1}, {.numel = 2, .group = 2},
+                               {.numel = 2, .group = 3}};
+    struct fx *fx = fx_new(2, 3, 2, 1);
+
+    (void)state;
+    fx->groups[0] = (struct layout_group){.ranks = a, .count = 2};
+    fx->groups[1] = (struct layout_group){.ranks = b, .count = 2};
+    fx->groups[2] = (struct layout_group){.ranks = c, .count = 2};
+    fx->group_count = 3;
+    fx->options.ring_slots = 1;
+    fx_open_layout(fx, params, 3, 0);
+    assert_int_equal(fx_ready(fx, 0, 0, 0, 0), 0);
+    assert_int_equal(fx_acquire(fx, 0, 1), 0);
+    fx_expect(fx, "");
+    assert_int_equal(fx_ready(fx, 1, 2, 0, 0), 0);
+    assert_int_equal(fx_acquire(fx, 1, 0), 0);
+    fx_expect(fx, "");
+    assert_int_equal(fx_ready(fx, 2, 1, 0, 0), 0);
+    fx_expect(fx, "");
+    assert_int_equal(fx_acquire(fx, 2, 2), 0);
+    fx_expect(fx, "OVF@0 0\n");
+    assert_int_equal(fx_overflow(fx, 0, 0), 0);
+    fx_expect(fx, "ACQ@0 1\n");
+    assert_int_equal(fx_ready(fx, 0, 1, 0, 1), 0);
+    fx_expect(fx, "RS b1 n1 r0,2 s0/2 [O0:0.0 R2:0] -> [S0:1 S2:0] sig b1@0=1 b1@2=1\n");
+    fx_free(fx);
+}
+
 /* ---- hybrid sharding ------------------------------------------------------------------------- */
 
 /* E03: shard x replica, three micro-steps: partial sums of each, and one all-reduce in the end. */
@@ -398,6 +519,10 @@ int main(void)
         cmocka_unit_test(each_group_records_its_own_order),
         cmocka_unit_test(a_group_s_gathers_wait_for_its_commits_only),
         cmocka_unit_test(micro_steps_are_compared_in_common_groups),
+        cmocka_unit_test(each_group_waits_for_the_last_verdict),
+        cmocka_unit_test(windows_do_not_wait_for_other_groups),
+        cmocka_unit_test(a_version_is_gathered_though_the_gate_went_further),
+        cmocka_unit_test(slots_are_given_where_groups_wait_in_a_circle),
         cmocka_unit_test(e03_replicas_are_summed_once_when_final),
         cmocka_unit_test(what_was_not_said_to_be_final_is_summed_at_the_end),
         cmocka_unit_test(buffers_are_given_back_after_the_sum_between_runs),
