@@ -43,6 +43,7 @@
     X(BUFFER_MADE, 26, buffer_made, BufferMade, buffer_made)                                       \
     X(BUFFER_FREE, 27, buffer_free, BufferFree, buffer_free)                                       \
     X(BUFFER_IMPORT, 28, buffer_import, BufferImport, buffer_import)                               \
+    X(TIMELINE_EVENTS, 29, timeline_events, TimelineEvents, timeline_events)                       \
     X(OP, 30, op, Op, op)                                                                          \
     X(READY, 31, ready, Ready, ready)                                                              \
     X(ACQUIRE, 32, acquire, Acquire, acquire)                                                      \
@@ -102,6 +103,7 @@ enum gw_device_kind { GW_DEVICE_HOST = 0, GW_DEVICE_CUDA = 1, GW_DEVICE_KINDS };
 
 #define GW_GPU_BYTES 16u        /* UUID of a GPU */
 #define GW_IPC_HANDLE_BYTES 64u /* of CUDA */
+#define GW_TIMELINE_EVENTS 32u  /* value v of a timeline is told by event v % 32 */
 
 enum wire_op_kind {
     WIRE_OP_REDUCE_SCATTER = 1,
@@ -251,6 +253,11 @@ struct wire_msg {
             uint8_t handle[GW_IPC_HANDLE_BYTES];
             uint64_t allocation_bytes, offset, bytes;
         } buffer_import;
+        struct {
+            uint32_t timeline;   /* < GW_TIMELINES_MAX */
+            size_t handle_bytes; /* GW_TIMELINE_EVENTS handles, or none: 0 */
+            const uint8_t *handles;
+        } timeline_events;
         struct wire_after after;
         struct wire_op op;
         struct {

@@ -180,6 +180,26 @@ static int check_buffer_import(const void *checked)
 
 WIRE_MESSAGE(buffer_import, buffer_import, check_buffer_import);
 
+static const struct wire_field timeline_events[] = {
+    WIRE_U32(TimelineEvents, MSG, u.timeline_events., timeline, 0, GW_TIMELINES_MAX - 1),
+    {.kind = WIRE_F_BYTES_AT,
+     .from = offsetof(Gradwire__V1__TimelineEvents, handles),
+     .at = offsetof(MSG, u.timeline_events.handles),
+     .count_at = offsetof(MSG, u.timeline_events.handle_bytes),
+     .min = 0,
+     .max = GW_TIMELINE_EVENTS * GW_IPC_HANDLE_BYTES},
+};
+
+static int check_timeline_events(const void *checked)
+{
+    const struct wire_msg *msg = checked;
+    size_t bytes = msg->u.timeline_events.handle_bytes;
+
+    return bytes == 0 || bytes == GW_TIMELINE_EVENTS * GW_IPC_HANDLE_BYTES ? 0 : GW_E_INVALID;
+}
+
+WIRE_MESSAGE(timeline_events, timeline_events, check_timeline_events);
+
 static const struct wire_field op[] = {
     WIRE_U32(Op, MSG, u.op., kind, WIRE_OP_REDUCE_SCATTER, WIRE_OP_BARRIER),
     WIRE_U32(Op, MSG, u.op., group, 0, GW_GROUPS_MAX - 1),

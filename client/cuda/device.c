@@ -9,16 +9,9 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "client/cuda/device.h"
 #include "client/cuda/driver.h"
-#include "client/lib/device.h"
 #include "gradwire/cuda.h"
-
-struct cuda_device {
-    struct gw_device device; /* first */
-    CUdevice gpu;
-    CUcontext context;
-    pid_t pid; /* a forked child has no CUDA */
-};
 
 static struct cuda_device *of(struct gw_device *device)
 {
@@ -30,12 +23,12 @@ static CUdeviceptr address_of(const void *base)
     return (CUdeviceptr)(uintptr_t)base;
 }
 
-static CUresult enter(struct gw_device *device)
+CUresult cuda_enter(struct gw_device *device)
 {
     return cu.cuCtxPushCurrent(of(device)->context);
 }
 
-static void leave(void)
+void cuda_leave(void)
 {
     CUcontext context;
 
@@ -75,7 +68,7 @@ static int map(struct gw_device *device, int fd, uint64_t mapped_bytes, void **r
 {
     CUmemGenericAllocationHandle handle;
     CUdeviceptr base = 0;
-    CUresult error = enter(device);
+    CUresult error = cuda_enter(device);
 
     if (error != CUDA_SUCCESS)
         return driver_error(GW_E_DEVICE, error, "the GPU's context");
@@ -85,7 +78,7 @@ static int map(struct gw_device *device, int fd, uint64_t mapped_bytes, void **r
         error = map_import(device, handle, (size_t)mapped_bytes, &base);
         (void)cu.cuMemRelease(handle);
     }
-    leave();
+    cuda_leave();
     if (error != CUDA_SUCCESS)
         return driver_error(error == CUDA_ERROR_OUT_OF_MEMORY ? GW_E_NOMEM : GW_E_DEVICE, error,
                             "memory of the service cannot be mapped on the GPU");
@@ -95,11 +88,11 @@ static int map(struct gw_device *device, int fd, uint64_t mapped_bytes, void **r
 
 static void unmap(struct gw_device *device, void *base, uint64_t mapped_bytes)
 {
-    if (enter(device) != CUDA_SUCCESS)
+    if (cuda_enter(device) != CUDA_SUCCESS)
         return;
     (void)cu.cuMemUnmap(address_of(base), (size_t)mapped_bytes);
     (void)cu.cuMemAddressFree(address_of(base), (size_t)mapped_bytes);
-    leave();
+    cuda_leave();
 }
 
 /* ---- pages ----------------------------------------------------------------------------------- */
@@ -108,7 +101,7 @@ static int page_add(struct gw_device *device, void *base, size_t bytes, uint64_t
 {
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
     CUdeviceptr address = 0;
-    CUresult error = enter(device);
+    CUresult error = cuda_enter(device);
 
     if (error != CUDA_SUCCESS)
         return driver_error(GW_E_DEVICE, error, "the GPU's context");
@@ -119,7 +112,7 @@ static int page_add(struct gw_device *device, void *base, size_t bytes, uint64_t
         if (error != CUDA_SUCCESS)
             (void)cu.cuMemHostUnregister(base);
     }
-    leave();
+    cuda_leave();
     if (error != CUDA_SUCCESS)
         return driver_error(GW_E_DEVICE, error,
                             "a shared page cannot be registered with the GPU (is RLIMIT_MEMLOCK "
@@ -130,29 +123,29 @@ static int page_add(struct gw_device *device, void *base, size_t bytes, uint64_t
 
 static void page_remove(struct gw_device *device, void *base)
 {
-    if (enter(device) != CUDA_SUCCESS)
+    if (cuda_enter(device) != CUDA_SUCCESS)
         return;
     (void)cu.cuMemHostUnregister(base);
-    leave();
+    cuda_leave();
 }
 
 static int host_new(struct gw_device *device, size_t bytes, void **ret_base)
 {
-    CUresult error = enter(device);
+    CUresult error = cuda_enter(device);
 
     if (error != CUDA_SUCCESS)
         return driver_error(GW_E_DEVICE, error, "the GPU's context");
     error = cu.cuMemHostAlloc(ret_base, bytes, CU_MEMHOSTALLOC_PORTABLE);
-    leave();
+    cuda_leave();
     return error == CUDA_SUCCESS ? 0 : driver_error(GW_E_NOMEM, error, "pinned host memory");
 }
 
 static void host_free(struct gw_device *device, void *base)
 {
-    if (enter(device) != CUDA_SUCCESS)
+    if (cuda_enter(device) != CUDA_SUCCESS)
         return;
     (void)cu.cuMemFreeHost(base);
-    leave();
+    cuda_leave();
 }
 
 /* ---- streams --------------------------------------------------------------------------------- */
@@ -170,12 +163,12 @@ static int stream_check(struct gw_device *device, void *stream)
 static int stream_new(struct gw_device *device, void **ret_stream)
 {
     CUstream stream = NULL;
-    CUresult error = enter(device);
+    CUresult error = cuda_enter(device);
 
     if (error != CUDA_SUCCESS)
         return driver_error(GW_E_DEVICE, error, "the GPU's context");
     error = cu.cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, 0);
-    leave();
+    cuda_leave();
     if (error != CUDA_SUCCESS)
         return driver_error(GW_E_DEVICE, error, "a stream cannot be made");
     *ret_stream = stream;
@@ -184,45 +177,20 @@ static int stream_new(struct gw_device *device, void **ret_stream)
 
 static void stream_free(struct gw_device *device, void *stream)
 {
-    if (enter(device) != CUDA_SUCCESS)
+    if (cuda_enter(device) != CUDA_SUCCESS)
         return;
     (void)cu.cuStreamDestroy(stream);
-    leave();
-}
-
-static int stream_wait(struct gw_device *device, void *stream, uint64_t address, uint64_t value)
-{
-    CUresult error = enter(device);
-
-    if (error != CUDA_SUCCESS)
-        return driver_error(GW_E_DEVICE, error, "the GPU's context");
-    error = cu.cuStreamWaitValue64(stream, address, value, CU_STREAM_WAIT_VALUE_GEQ);
-    leave();
-    return error == CUDA_SUCCESS ? 0
-                                 : driver_error(GW_E_DEVICE, error, "a wait in the job's stream");
-}
-
-/* With the barrier that the call has by default. */
-static int stream_raise(struct gw_device *device, void *stream, uint64_t address, uint64_t value)
-{
-    CUresult error = enter(device);
-
-    if (error != CUDA_SUCCESS)
-        return driver_error(GW_E_DEVICE, error, "the GPU's context");
-    error = cu.cuStreamWriteValue64(stream, address, value, CU_STREAM_WRITE_VALUE_DEFAULT);
-    leave();
-    return error == CUDA_SUCCESS ? 0
-                                 : driver_error(GW_E_DEVICE, error, "a mark in the job's stream");
+    cuda_leave();
 }
 
 static int stream_idle(struct gw_device *device, void *stream)
 {
-    CUresult error = enter(device);
+    CUresult error = cuda_enter(device);
 
     if (error != CUDA_SUCCESS)
         return driver_error(GW_E_DEVICE, error, "the GPU's context");
     error = cu.cuStreamQuery(stream);
-    leave();
+    cuda_leave();
     if (error == CUDA_ERROR_NOT_READY)
         return GW_E_AGAIN;
     return error == CUDA_SUCCESS ? 0 : driver_error(GW_E_DEVICE, error, "a look at a stream");
@@ -232,23 +200,23 @@ static int stream_idle(struct gw_device *device, void *stream)
 static bool on_device(struct gw_device *device, const void *base)
 {
     CUmemorytype type = 0;
-    CUresult error = enter(device);
+    CUresult error = cuda_enter(device);
 
     if (error != CUDA_SUCCESS)
         return false;
     error = cu.cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address_of(base));
-    leave();
+    cuda_leave();
     return error == CUDA_SUCCESS && type == CU_MEMORYTYPE_DEVICE;
 }
 
 static int copy(struct gw_device *device, void *stream, void *to, const void *from, size_t bytes)
 {
-    CUresult error = enter(device);
+    CUresult error = cuda_enter(device);
 
     if (error != CUDA_SUCCESS)
         return driver_error(GW_E_DEVICE, error, "the GPU's context");
     error = cu.cuMemcpyAsync(address_of(to), address_of(from), bytes, stream);
-    leave();
+    cuda_leave();
     return error == CUDA_SUCCESS ? 0
                                  : driver_error(GW_E_DEVICE, error, "a copy in the job's stream");
 }
@@ -302,46 +270,61 @@ static int export_current(struct gw_device *device, const void *base, size_t byt
 static int export_memory(struct gw_device *device, const void *base, size_t bytes,
                          struct gw_device_export *ret_export)
 {
-    CUresult error = enter(device);
+    CUresult error = cuda_enter(device);
     int r;
 
     if (error != CUDA_SUCCESS)
         return driver_error(GW_E_DEVICE, error, "the GPU's context");
     r = export_current(device, base, bytes, ret_export);
-    leave();
+    cuda_leave();
     return r;
 }
 
-static const struct gw_device_ops ops = {
-    .version = GW_DEVICE_TABLE,
-    .kind = GW_DEVICE_CUDA,
-    .map = map,
-    .unmap = unmap,
-    .page_add = page_add,
-    .page_remove = page_remove,
-    .stream_check = stream_check,
-    .stream_new = stream_new,
-    .stream_free = stream_free,
-    .stream_wait = stream_wait,
-    .stream_raise = stream_raise,
-    .stream_idle = stream_idle,
-    .on_device = on_device,
-    .copy = copy,
-    .host_new = host_new,
-    .host_free = host_free,
-    .export_memory = export_memory,
+/* All but what differs between the two ways (device.h). */
+#define COMMON                                                                                     \
+    .version = GW_DEVICE_TABLE, .kind = GW_DEVICE_CUDA, .map = map, .unmap = unmap,                \
+    .page_add = page_add, .page_remove = page_remove, .stream_check = stream_check,                \
+    .stream_new = stream_new, .stream_free = stream_free, .stream_idle = stream_idle,              \
+    .on_device = on_device, .copy = copy, .host_new = host_new, .host_free = host_free,            \
+    .export_memory = export_memory
+
+static const struct gw_device_ops words = {
+    COMMON,
+    .stream_wait = cuda_stream_wait,
+    .stream_raise = cuda_stream_raise,
+};
+
+static const struct gw_device_ops events = {
+    COMMON,
+    .events_new = cuda_events_new,
+    .events_free = cuda_events_free,
+    .events_record = cuda_events_record,
+    .events_wait = cuda_events_wait,
+    .events_passed = cuda_events_passed,
 };
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
+static bool has(CUdevice gpu, CUdevice_attribute attribute)
+{
+    int value = 0;
+
+    return cu.cuDeviceGetAttribute(&value, attribute, gpu) == CUDA_SUCCESS && value;
+}
+
+/* Words are better: only they let a stream wait for what no process has enqueued yet. */
+static const struct gw_device_ops *choose_ops(CUdevice gpu)
+{
+    return has(gpu, CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS) ? &words : &events;
+}
+
 /* What a job cannot do without, and the driver's name for it. */
-static int check_gpu(CUdevice gpu)
+static int check_gpu(CUdevice gpu, const struct gw_device_ops *ops)
 {
     static const struct {
         CUdevice_attribute attribute;
         const char *what;
     } needs[] = {
-        {CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS, "64-bit stream memory operations"},
         {CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING, "unified addressing"},
         {CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED, "registration of host memory"},
         {CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, "virtual memory management"},
@@ -351,13 +334,15 @@ static int check_gpu(CUdevice gpu)
     char text[GW_TEXT_MAX + 1];
 
     for (size_t i = 0; i < sizeof(needs) / sizeof(needs[0]); i++) {
-        int has = 0;
-
-        if (cu.cuDeviceGetAttribute(&has, needs[i].attribute, gpu) == CUDA_SUCCESS && has)
+        if (has(gpu, needs[i].attribute))
             continue;
         snprintf(text, sizeof(text), "the GPU or its driver lacks %s", needs[i].what);
         return gw_private_error(GW_E_NO_DEVICE, text);
     }
+    if (ops == &events && !has(gpu, CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED))
+        return gw_private_error(GW_E_NO_DEVICE,
+                                "the GPU or its driver lacks 64-bit stream memory operations, and "
+                                "interprocess events that could stand in for them");
     return 0;
 }
 
@@ -391,13 +376,13 @@ int gw_cuda_device_new(int ordinal, struct gw_device **ret_device)
     if (r == 0)
         r = find_gpu(ordinal, &gpu);
     if (r == 0)
-        r = check_gpu(gpu);
+        r = check_gpu(gpu, choose_ops(gpu));
     if (r < 0)
         return r;
     device = calloc(1, sizeof(*device));
     if (!device)
         return gw_private_error(GW_E_NOMEM, "no memory for a device's handle");
-    *device = (struct cuda_device){.device = {.ops = &ops}, .gpu = gpu, .pid = getpid()};
+    *device = (struct cuda_device){.device = {.ops = choose_ops(gpu)}, .gpu = gpu, .pid = getpid()};
     error = cu.cuDeviceGetUuid(&uuid, gpu);
     if (error == CUDA_SUCCESS)
         error = cu.cuDevicePrimaryCtxRetain(&device->context, gpu);

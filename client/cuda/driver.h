@@ -23,6 +23,12 @@
     CALL(cuStreamCreateWithPriority)                                                               \
     CALL(cuStreamDestroy)                                                                          \
     CALL(cuStreamQuery)                                                                            \
+    CALL(cuStreamWaitEvent)                                                                        \
+    CALL(cuEventCreate)                                                                            \
+    CALL(cuEventDestroy)                                                                           \
+    CALL(cuEventRecord)                                                                            \
+    CALL(cuEventQuery)                                                                             \
+    CALL(cuIpcGetEventHandle)                                                                      \
     CALL(cuStreamWaitValue64)                                                                      \
     CALL(cuStreamWriteValue64)                                                                     \
     CALL(cuMemHostAlloc)                                                                           \

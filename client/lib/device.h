@@ -21,6 +21,7 @@
 #define GW_DEVICE_TABLE 2u /* version: libgradwire and libgradwire-cuda must agree */
 
 struct gw_device;
+struct gw_device_events;
 
 /* The caller's memory for another process: a part of an allocation. */
 struct gw_device_export {
@@ -46,10 +47,27 @@ struct gw_device_ops {
     /* A stream of the library's own, that no other stream waits for. */
     int (*stream_new)(struct gw_device *device, void **ret_stream);
     void (*stream_free)(struct gw_device *device, void *stream);
-    /* Behind all that was enqueued before: waits until (int64_t)(word - value) >= 0; stores value,
-     * all that came before being visible then. */
+    /* Words, or NULL where streams have no memory operations. Behind all that was enqueued before:
+     * waits until (int64_t)(word - value) >= 0; stores value, all that came before being visible
+     * then. */
     int (*stream_wait)(struct gw_device *device, void *stream, uint64_t address, uint64_t value);
     int (*stream_raise)(struct gw_device *device, void *stream, uint64_t address, uint64_t value);
+    /* Events instead; NULL where there are words. GW_TIMELINE_EVENTS of them tell of the values of
+     * one timeline, by turns, in this process and, by their handles (for TIMELINE_EVENTS), in
+     * another, which must have closed them before they are freed. Calls on one timeline are one
+     * after the other. */
+    int (*events_new)(struct gw_device *device,
+                      uint8_t handles[GW_TIMELINE_EVENTS * GW_IPC_HANDLE_BYTES],
+                      struct gw_device_events **ret_events);
+    void (*events_free)(struct gw_device *device, struct gw_device_events *events);
+    /* Values rise by 1. */
+    int (*events_record)(struct gw_device *device, struct gw_device_events *events, void *stream,
+                         uint64_t value);
+    /* In the stream, until `value` is reached. */
+    int (*events_wait)(struct gw_device *device, struct gw_device_events *events, void *stream,
+                       uint64_t value);
+    /* On the host: 0: `value` is reached. GW_E_AGAIN (no text): not yet. */
+    int (*events_passed)(struct gw_device *device, struct gw_device_events *events, uint64_t value);
     /* 0: all that was enqueued there has run. GW_E_AGAIN (no text): not yet. */
     int (*stream_idle)(struct gw_device *device, void *stream);
     /* Whether `base` lies on a GPU. */

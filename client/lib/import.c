@@ -34,6 +34,7 @@ int import_copy_in(gw_job *job, const struct gw_slice *slice, uint64_t numel, ui
 {
     const struct gw_buffer *buffer = slice->buffer;
     uint64_t at = slice->offset * size, bytes = numel * size;
+    struct wait_time time;
     void *stream;
     int r = 0;
 
@@ -41,7 +42,7 @@ int import_copy_in(gw_job *job, const struct gw_slice *slice, uint64_t numel, ui
         return 0;
     stream = order_stream(job);
     if (buffer->copied_out > 0)
-        r = order_stream_wait(job, copy_token(job, buffer->copied_out), stream);
+        r = order_stream_wait(job, copy_token(job, buffer->copied_out), stream, clock_now(), &time);
     if (r == 0)
         r = job->device->ops->copy(job->device, stream, buffer->map.base + at,
                                    (uint8_t *)buffer->data + at, bytes);
@@ -101,8 +102,13 @@ static int make_copies(gw_job *job)
 
 static int staged(gw_job *job, void *data, size_t size_bytes, gw_buffer **ret_buffer)
 {
-    int r = make_copies(job);
+    int r;
 
+    if (!job->device->ops->stream_wait)
+        return err_set(GW_E_UNIMPLEMENTED,
+                       "the memory cannot be exported, and on a GPU without 64-bit stream memory "
+                       "operations no copy stands in for it; use gw_buffer_new");
+    r = make_copies(job);
     if (r == 0)
         r = buffer_make(job, size_bytes, ret_buffer);
     if (r < 0)

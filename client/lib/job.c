@@ -187,6 +187,8 @@ static void leave_device(gw_job *job)
         return;
     }
     quiet = order_quiet(job, false);
+    if (quiet)
+        order_end(job);
     leave(job);
     if (!quiet)
         quiet = order_quiet(job, true);

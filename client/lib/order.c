@@ -94,8 +94,11 @@ void order_init(gw_job *job)
     struct order *order = &job->order;
 
     order->ops = job->device ? &order_device : &order_host;
+    if (job->device)
+        order->way = job->device->ops->stream_wait ? &order_words : &order_events;
     job->channel.stamp = order->ops->stamp;
     job->channel.stamp_job = job;
+    pthread_mutex_init(&order->begin_lock, NULL);
     pthread_mutex_init(&order->lock, NULL);
     pthread_mutex_init(&order->bounce.lock, NULL);
 }
@@ -106,4 +109,5 @@ void order_deinit(gw_job *job)
         free(job->order.streams[i].waited);
     pthread_mutex_destroy(&job->order.bounce.lock);
     pthread_mutex_destroy(&job->order.lock);
+    pthread_mutex_destroy(&job->order.begin_lock);
 }

@@ -11,8 +11,10 @@
  *   READY      sent in batches                    one raise per batch, when it is sent
  *
  * On a device, words lie in wait pages (proto/shm.h), which this side may write as well: when the
- * job has failed, release() raises all, and streams go on. Any thread. `lock` is the innermost one;
- * device calls are made under it, so that the values of a timeline rise in the stream's order.
+ * job has failed, release() raises all, and streams go on. Where streams cannot wait for words
+ * (struct order_way), wait sleeps too, and an own timeline is a ring of events. Any thread. `lock`
+ * is the innermost one; device calls are made under it, so that the values of a timeline rise in
+ * the stream's order.
  */
 #ifndef GW_CLIENT_ORDER_H
 #define GW_CLIENT_ORDER_H
@@ -34,10 +36,12 @@ struct wait_time;
 struct order_stream {
     void *stream;
     bool has_timeline;
-    uint32_t timeline; /* index */
-    uint64_t recorded; /* value raised last */
-    bool used;         /* may hold work on the job's memory */
-    uint64_t *waited;  /* per bucket: value waited for; NULL: not known */
+    uint32_t timeline;               /* index */
+    uint64_t recorded;               /* value raised last */
+    bool used;                       /* may hold work on the job's memory */
+    uint64_t *waited;                /* words: per bucket: value waited for; NULL: not known */
+    struct gw_device_events *events; /* events: of the timeline */
+    bool closed;                     /* events: the engine has closed them */
 };
 
 /* A registered page: words from `address` on. */
@@ -58,6 +62,8 @@ struct order_bounce {
 
 struct order {
     const struct order_ops *ops;
+    const struct order_way *way; /* NULL: host */
+    pthread_mutex_t begin_lock;  /* events: a stream's first use; before all but job->lock */
     pthread_mutex_t lock;
     struct order_stream streams[ORDER_STREAMS];
     uint32_t stream_count, current; /* current: the job's */
@@ -102,6 +108,33 @@ struct order_ops {
 
 extern const struct order_ops order_host, order_device;
 
+/*
+ * The two ways of a device, by what its table (device.h) has.
+ *
+ *              words (order_words.c)               events (order_events.c)
+ *   raise      the stream writes the own word      the stream records the value's event
+ *   wait       the stream waits for the word       the host does: CUDA says nothing of a stream
+ *                                                  that waits for a dead process' event; between
+ *                                                  the job's streams the stream does, as ever
+ */
+struct order_way {
+    /* Before the first raise in a stream; set-up, may ask the engine. Takes the locks it needs. */
+    int (*begin)(gw_job *job, void *stream);
+    /* Lock held. The timeline's next value. */
+    int (*raise)(gw_job *job, struct order_stream *s, uint64_t value);
+    /* What comes next in the stream comes after the token, which is not reached yet. GW_E_TIMEOUT
+     * has no text. *ret_time: when it slept. */
+    int (*wait)(gw_job *job, struct gw_token token, struct order_stream *s, int64_t deadline,
+                struct wait_time *ret_time);
+    /* Whether a token that its word calls unreached is reached all the same. */
+    bool (*passed)(gw_job *job, struct gw_token token);
+    /* Streams are quiet, the job is about to be left; then what is left of a stream. */
+    void (*end)(gw_job *job);
+    void (*free)(gw_job *job, struct order_stream *s);
+};
+
+extern const struct order_way order_words, order_events;
+
 void order_init(gw_job *job);
 void order_deinit(gw_job *job);
 /* The wait page that came with JOINED; takes the client page too. */
@@ -112,6 +145,8 @@ int order_board(gw_job *job, int fd, uint32_t words);
  * anything. False: some may still hold something. Words do not tell: whoever ends a job raises them
  * before the streams have come to them, and work may follow the last one. */
 bool order_quiet(gw_job *job, bool release);
+/* Streams are quiet: the engine gives back what it has of them. Before the job is left. */
+void order_end(gw_job *job);
 /* Unregisters the pages; quiet: and unmaps them. */
 void order_close(gw_job *job, bool quiet);
 
@@ -119,8 +154,14 @@ void order_close(gw_job *job, bool quiet);
 
 /* The word of a token, as the device sees it. False: it has none (always reached, or unknown). */
 bool order_word(gw_job *job, struct gw_token token, uint64_t *ret_address);
-/* Enqueues a wait in any stream; what the wait may depend on is sent before. */
-int order_stream_wait(gw_job *job, struct gw_token token, void *stream);
+/* What comes next in any stream comes after the token; what that may depend on is sent before.
+ * GW_E_TIMEOUT has no text. */
+int order_stream_wait(gw_job *job, struct gw_token token, void *stream, int64_t deadline,
+                      struct wait_time *ret_time);
+/* Where its word is behind: events. */
+bool order_passed(gw_job *job, struct gw_token token);
+/* Its place in the table; a new one when it is used for the first time. Lock held. */
+int order_find(gw_job *job, void *stream, uint32_t *ret_index);
 int order_record(gw_job *job, void *stream, struct gw_token *ret_token);
 int order_set_stream(gw_job *job, void *stream);
 /* The job's stream. */

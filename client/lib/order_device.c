@@ -18,8 +18,7 @@
 
 /* ---- streams --------------------------------------------------------------------------------- */
 
-/* Its place in the table; a new one when it is used for the first time. Lock held. */
-static int find_stream(gw_job *job, void *stream, uint32_t *ret_index)
+int order_find(gw_job *job, void *stream, uint32_t *ret_index)
 {
     struct order *order = &job->order;
     int r;
@@ -44,12 +43,6 @@ static int find_stream(gw_job *job, void *stream, uint32_t *ret_index)
     return 0;
 }
 
-static uint64_t timeline_address(const gw_job *job, uint32_t index)
-{
-    return job->order.client_address + offsetof(struct gw_client_page, timeline) +
-           index * sizeof(uint64_t);
-}
-
 /* Everything enqueued so far is done once the stream's timeline is at its `recorded`. Lock held. */
 static int raise_timeline(gw_job *job, struct order_stream *s)
 {
@@ -61,8 +54,7 @@ static int raise_timeline(gw_job *job, struct order_stream *s)
             return r;
         s->has_timeline = true;
     }
-    r = job->device->ops->stream_raise(job->device, s->stream, timeline_address(job, s->timeline),
-                                       s->recorded + 1);
+    r = job->order.way->raise(job, s, s->recorded + 1);
     if (r < 0)
         return r;
     s->recorded++;
@@ -90,10 +82,12 @@ int order_record(gw_job *job, void *stream, struct gw_token *ret_token)
 {
     struct order *order = &job->order;
     uint32_t index = 0;
-    int r;
+    int r = order->way->begin(job, stream);
 
+    if (r < 0)
+        return r;
     pthread_mutex_lock(&order->lock);
-    r = find_stream(job, stream, &index);
+    r = order_find(job, stream, &index);
     if (r == 0)
         r = raise_timeline(job, &order->streams[index]);
     if (r == 0)
@@ -111,10 +105,12 @@ int order_set_stream(gw_job *job, void *stream)
 
     (void)channel_flush(&job->channel);
     r = channel_stamp(&job->channel);
+    if (r == 0)
+        r = order->way->begin(job, stream);
     if (r < 0)
         return r;
     pthread_mutex_lock(&order->lock);
-    r = find_stream(job, stream, &index);
+    r = order_find(job, stream, &index);
     if (r == 0)
         order->current = index;
     pthread_mutex_unlock(&order->lock);
@@ -152,94 +148,24 @@ int order_flush(gw_job *job)
     return 0;
 }
 
-/* Index in the board's wait page, or its number of words. */
-static uint32_t board_index(const gw_job *job, struct gw_token token)
-{
-    const struct zero *zero = atomic_load_explicit(&job->zero, memory_order_acquire);
-    uint32_t index = GW_TIMELINE_INDEX(token.timeline);
-
-    switch (zero ? GW_TIMELINE_CLASS(token.timeline) : GW_TL_NONE) {
-    case GW_TL_STEP:
-        return GW_WAIT_STEP;
-    case GW_TL_UPDATE:
-        return GW_WAIT_UPDATE;
-    case GW_TL_BUCKET:
-        return GW_WAIT_BUCKETS + index;
-    case GW_TL_UNIT:
-        return GW_WAIT_BUCKETS + zero->page->buckets + index;
-    default:
-        return UINT32_MAX;
-    }
-}
-
-bool order_word(gw_job *job, struct gw_token token, uint64_t *ret_address)
-{
-    const struct order *order = &job->order;
-    uint32_t index = GW_TIMELINE_INDEX(token.timeline);
-
-    if (GW_TIMELINE_CLASS(token.timeline) == GW_TL_CLIENT && index < GW_TIMELINES_MAX) {
-        *ret_address = timeline_address(job, index);
-        return true;
-    }
-    if (GW_TIMELINE_CLASS(token.timeline) == GW_TL_OP && index < order->op_words.words) {
-        *ret_address = order->op_words.address + index * sizeof(uint64_t);
-        return true;
-    }
-    index = board_index(job, token);
-    if (index >= order->board_words.words)
-        return false;
-    *ret_address = order->board_words.address + index * sizeof(uint64_t);
-    return true;
-}
-
-/* Words only rise: a stream that waits for a value already waits for all before it. Pieces of a
- * bucket ask for the same one. Lock held. */
-static bool waits_already(gw_job *job, struct order_stream *s, struct gw_token token)
-{
-    uint32_t index = board_index(job, token), words = job->order.board_words.words;
-
-    if (index >= words)
-        return false;
-    if (!s->waited)
-        s->waited = calloc(words, sizeof(*s->waited));
-    return s->waited && s->waited[index] >= token.value;
-}
-
-/* Lock held. */
-static int enqueue_wait(gw_job *job, struct gw_token token, struct order_stream *s)
-{
-    uint64_t address = 0;
-    int r;
-
-    if (waits_already(job, s, token) || !order_word(job, token, &address))
-        return 0;
-    r = job->device->ops->stream_wait(job->device, s->stream, address, token.value);
-    if (r < 0)
-        return r;
-    if (s->waited && board_index(job, token) < job->order.board_words.words)
-        s->waited[board_index(job, token)] = token.value;
-    return 0;
-}
-
-int order_stream_wait(gw_job *job, struct gw_token token, void *stream)
+int order_stream_wait(gw_job *job, struct gw_token token, void *stream, int64_t deadline,
+                      struct wait_time *ret_time)
 {
     uint32_t index = 0;
     int r;
 
+    *ret_time = (struct wait_time){0};
     pthread_mutex_lock(&job->order.lock);
-    r = find_stream(job, stream, &index);
+    r = order_find(job, stream, &index);
     pthread_mutex_unlock(&job->order.lock);
     if (r < 0 || wait_reached(job, token))
         return r;
-    r = order_flush(job);
-    if (r == 0)
-        r = job_failure(job);
-    if (r < 0)
-        return r;
-    pthread_mutex_lock(&job->order.lock);
-    r = enqueue_wait(job, token, &job->order.streams[index]);
-    pthread_mutex_unlock(&job->order.lock);
-    return r;
+    return job->order.way->wait(job, token, &job->order.streams[index], deadline, ret_time);
+}
+
+bool order_passed(gw_job *job, struct gw_token token)
+{
+    return job->order.way && job->order.way->passed(job, token);
 }
 
 /* ---- the table ------------------------------------------------------------------------------- */
@@ -247,9 +173,7 @@ int order_stream_wait(gw_job *job, struct gw_token token, void *stream)
 static int device_wait(gw_job *job, struct gw_token token, int64_t deadline,
                        struct wait_time *ret_time)
 {
-    (void)deadline;
-    *ret_time = (struct wait_time){0};
-    return order_stream_wait(job, token, order_stream(job));
+    return order_stream_wait(job, token, order_stream(job), deadline, ret_time);
 }
 
 static int device_mark(gw_job *job, struct wire_after *ret_after)
@@ -426,10 +350,12 @@ int order_start(gw_job *job, int fd)
         r = job->device->ops->page_add(job->device, job->client_map.base, job->client_map.bytes,
                                        &order->client_address);
     fork_fd_close(&job->guard, &job->client_fd);
+    if (r == 0)
+        r = order->way->begin(job, NULL);
     if (r < 0)
         return r;
     pthread_mutex_lock(&order->lock);
-    r = find_stream(job, NULL, &index);
+    r = order_find(job, NULL, &index);
     order->current = index;
     order->streams[index].used = false; /* the caller may choose another before its first call */
     pthread_mutex_unlock(&order->lock);
@@ -480,6 +406,11 @@ bool order_quiet(gw_job *job, bool release)
     }
 }
 
+void order_end(gw_job *job)
+{
+    job->order.way->end(job);
+}
+
 /* A page that a stream may still touch stays: a fault would end everything on the GPU. */
 void order_close(gw_job *job, bool quiet)
 {
@@ -491,6 +422,8 @@ void order_close(gw_job *job, bool quiet)
         job->client_map = order->op_words.map = order->board_words.map = (struct map){0};
         return;
     }
+    for (uint32_t i = 0; i < order->stream_count; i++)
+        order->way->free(job, &order->streams[i]);
     if (order->has_copies)
         ops->stream_free(job->device, order->copy_stream);
     if (order->bounce.base)

@@ -274,7 +274,7 @@ int gw_update_begin(gw_job *job, struct gw_token *ret_token)
 
 /* The word is read again: a commit before it would publish what nobody may have stopped reading. In
  * streams: some stream of the caller waits for it. Lock held. */
-static int check_commit(const gw_job *job, const struct zero *zero)
+static int check_commit(gw_job *job, const struct zero *zero)
 {
     struct gw_token token = zero_token(GW_TIMELINE(GW_TL_UPDATE, 0), zero->steps);
 

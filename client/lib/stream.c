@@ -50,6 +50,7 @@ static void note_window(gw_job *job, struct gw_token token)
 int gw_stream_wait(gw_job *job, struct gw_token token, void *stream)
 {
     const struct gw_shm_slot *slot = NULL;
+    struct wait_time time = {0};
     int r = enter(job);
 
     if (r == 0)
@@ -57,7 +58,16 @@ int gw_stream_wait(gw_job *job, struct gw_token token, void *stream)
     if (r == 0 && wait_dropped(job, &token, 1))
         r = order_flush(job);
     else if (r == 0)
-        r = order_stream_wait(job, token, stream);
+        r = order_stream_wait(job, token, stream, clock_deadline(job->timeout_ns), &time);
+    if (r == 0)
+        wait_record(job, &token, 1, time);
+    if (job_deadline_passed(job, &r)) {
+        split_defer(&job->split, time.w0, time.w1);
+        return err_set(r,
+                       "the token was not reached within %lld ms (the GPU's streams cannot wait "
+                       "for it themselves); it stays valid",
+                       (long long)(job->timeout_ns / CLOCK_MS));
+    }
     if (r == 0)
         note_window(job, token);
     return r;

@@ -93,13 +93,16 @@ static bool copy_counts(const gw_job *job, struct gw_token token)
     return wait_word(job, op) >= op.value;
 }
 
-bool wait_reached(const gw_job *job, struct gw_token token)
+bool wait_reached(gw_job *job, struct gw_token token)
 {
-    return token.timeline == 0 || (wait_word(job, token) >= token.value && copy_counts(job, token));
+    if (token.timeline == 0)
+        return true;
+    return (wait_word(job, token) >= token.value && copy_counts(job, token)) ||
+           order_passed(job, token);
 }
 
 /* Stops at the first token that decides. */
-static bool reached(const gw_job *job, const struct gw_token *tokens, size_t count, bool any,
+static bool reached(gw_job *job, const struct gw_token *tokens, size_t count, bool any,
                     size_t *ret_index)
 {
     for (size_t i = 0; i < count; i++) {

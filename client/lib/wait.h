@@ -27,7 +27,7 @@ struct wait_time {
 int wait_slot(const gw_job *job, struct gw_token token, const struct gw_shm_slot **ret_slot);
 /* The token's word; 0 for a token that this job cannot have. */
 uint64_t wait_word(const gw_job *job, struct gw_token token);
-bool wait_reached(const gw_job *job, struct gw_token token);
+bool wait_reached(gw_job *job, struct gw_token token);
 /* All tokens, or the first of them (`any`; index in *ret_index). GW_E_TIMEOUT (no text set), or the
  * job's failure. *ret_time is set in any case. Does not record the wait. */
 int wait_tokens(gw_job *job, const struct gw_token *tokens, size_t count, bool any,

@@ -135,6 +135,7 @@ static const struct request_row {
     {WIRE_ARENA_GET, false, request_engine},
     {WIRE_BUFFER_NEW, false, request_engine},
     {WIRE_BUFFER_IMPORT, false, request_engine},
+    {WIRE_TIMELINE_EVENTS, false, request_engine},
     {WIRE_BUFFER_FREE, false, lane_buffer_free},
     {WIRE_OP, true, lane_submit},
     {WIRE_READY, true, request_zero},

@@ -13,10 +13,11 @@
  *      cuda: a stream is a lane: on the GPU of each rank a work stream and a notify stream. A wait
  *      is cuStreamWaitValue64(GEQ, cyclic) on the word's device alias, so it may be enqueued before
  *      the work that ends it; wait_ops are the same on the done words that work streams write
- *      (cuStreamWriteValue64) after each work. The notify stream waits for the done words of all
- *      the work's GPUs; a small kernel there stores stamps (globaltimer, corrected by a measured
- *      offset) and raises slots behind a fence. The futex wake of sleeping clients is a host
- *      function behind it: late, but no stream waits for it.
+ *      (cuStreamWriteValue64) after each work; where GPUs have neither, works are held back until
+ *      their tokens are reached, and events take the place of done words (cuda/way.h). The notify
+ *      stream waits for the done words of all the work's GPUs; a small kernel there stores stamps
+ *      (globaltimer, corrected by a measured offset) and raises slots behind a fence. The futex
+ *      wake of sleeping clients is a host function behind it: late, but no stream waits for it.
  *  - run: host: called once, when the work's turn has come, does it; native is NULL. cuda: called
  *    once for each rank in work.ranks, on the issuing thread of that rank's GPU, with a struct
  *    cuda_native (daemon/device/cuda/native.h); it may only enqueue on the stream given there.
@@ -149,6 +150,13 @@ struct device_ops {
     int (*page_add)(struct device *device, void *base, size_t bytes);
     void (*page_remove)(struct device *device, void *base);
 
+    /* From now on the client records events of its own for a timeline of its page, because its
+     * streams cannot raise it: GW_TIMELINE_EVENTS handles, value v being told by event v modulo
+     * that; NULL: no more, and the client may destroy them. Set-up path. With text: GW_E_STATE,
+     * GW_E_UNIMPLEMENTED, GW_E_NOMEM, GW_E_DEVICE. NULL: the device has no such clients. */
+    int (*timeline_events)(struct device *device, uint32_t rank, const _Atomic uint64_t *word,
+                           const uint8_t *handles, char text[GW_TEXT_MAX + 1]);
+
     /* GW_E_NOMEM: it cannot be had, now; GW_E_LIMIT: more descriptors than allowed. */
     int (*memory_new)(struct device *device, enum device_memory_kind kind, uint32_t rank,
                       const char *name, size_t bytes, struct device_memory **ret_memory);
@@ -173,8 +181,7 @@ struct device_ops {
     int (*signal_after)(struct device *device, uint64_t op, const struct device_signal *signal);
     /* False: none. Else the device cannot go on; what happened, once. After config.wake. */
     bool (*take_fault)(struct device *device, char text[GW_TEXT_MAX + 1]);
-    /* Some client raised a timeline or rang its bell: waits are looked at again. (cuda: nothing
-     * to do.) */
+    /* Some client raised a timeline or rang its bell: waits are looked at again. */
     void (*kick)(struct device *device);
     /* One completion; false: none. Order is that of completion. */
     bool (*take_done)(struct device *device, struct device_done *ret_done);

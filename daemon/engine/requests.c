@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Requests about memory and figures, which the engine answers itself: arenas, registered buffers,
- * shard arrays, statistics; and values in and out of parameters, which the core asks for. Loop
- * thread.
+ * shard arrays, events of timelines, statistics; and values in and out of parameters, which the
+ * core asks for. Loop thread.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -151,6 +151,21 @@ static void array_differs(struct job *job, uint32_t rank, const struct wire_msg 
     job_reply_done(job, rank, msg->request, GW_E_MISMATCH, "%s", line);
 }
 
+/* Events of a client's own timeline, or none any more. */
+static void timeline_events(struct job *job, uint32_t rank, const struct wire_msg *msg)
+{
+    const struct gw_client_page *page = job->ports[rank].client;
+    char text[GW_TEXT_MAX + 1] = "";
+    int r = GW_E_UNIMPLEMENTED;
+
+    if (page && job->config.device_ops->timeline_events)
+        r = job->config.device_ops->timeline_events(
+            job->config.device, rank, &page->timeline[msg->u.timeline_events.timeline],
+            msg->u.timeline_events.handle_bytes ? msg->u.timeline_events.handles : NULL, text);
+    job_reply_done(job, rank, msg->request, r, "%s",
+                   text[0] || r == 0 ? text : "streams of this job take no events");
+}
+
 static void array_get(struct job *job, uint32_t rank, const struct wire_msg *msg)
 {
     struct wire_msg reply = {.type = WIRE_ARRAY_MADE, .request = msg->request};
@@ -197,8 +212,9 @@ bool request_own(struct job *job, uint64_t now_ns, uint32_t rank, const struct w
 {
     bool memory = msg->type == WIRE_ARENA_GET || msg->type == WIRE_BUFFER_NEW ||
                   msg->type == WIRE_BUFFER_IMPORT || msg->type == WIRE_ARRAY_GET;
+    bool other = msg->type == WIRE_STATS_GET || msg->type == WIRE_TIMELINE_EVENTS;
 
-    if (msg->request == 0 || (!memory && msg->type != WIRE_STATS_GET))
+    if (msg->request == 0 || (!memory && !other))
         return false; /* without a request number: the core sends the client away */
     *ret_r = 0;
     if (memory && (job->failed || !(core_present(job->core) >> rank & 1))) {
@@ -214,6 +230,8 @@ bool request_own(struct job *job, uint64_t now_ns, uint32_t rank, const struct w
         *ret_r = buffer_import(job, now_ns, rank, msg);
     else if (msg->type == WIRE_ARRAY_GET)
         array_get(job, rank, msg);
+    else if (msg->type == WIRE_TIMELINE_EVENTS)
+        timeline_events(job, rank, msg);
     else
         stats_get(job, rank, msg);
     return true;

@@ -20,6 +20,18 @@
  *    other ranks have made their calls, never for a GPU.
  * So a step needs no host synchronization at all.
  *
+ * GPUs, drivers and virtual GPUs without 64-bit stream memory operations (gwctl doctor says so)
+ * cannot let a stream wait for another process' word. There interprocess events tell the service
+ * what streams have done, and the host waits for what the service does: gw_grad_acquire_sync and
+ * gw_stream_wait return once the token is reached (gw_stream_wait within gw_job_options.timeout_ns,
+ * then GW_E_TIMEOUT), and enqueue nothing. CUDA says nothing of a stream that waits for a dead
+ * process' event; no stream ever does here. So the calls of the ranks must be such that hosts can
+ * wait, as in a job in host memory: until the others have made their calls and their GPUs have done
+ * what these depend on. Works begin when a host has seen their gradients, up to half a millisecond
+ * later, and are not enqueued ahead. A stream's first use in a job asks the service and waits for
+ * its answer; both processes must see one /dev/shm (containers: one IPC namespace). All GPUs of a
+ * job are of one kind.
+ *
  * gw_grad_put_sync copies in the job's stream, from memory of the GPU, which may be written again
  * behind it in that stream, or from host memory, which goes through pinned memory of the library's
  * and may be written again at once. gw_param_write_sync and gw_param_read_sync move values to and
@@ -53,8 +65,8 @@ extern "C" {
 #endif
 
 /* The GPU with this CUDA ordinal, by its primary context. Before the job; freed after it.
- * GW_E_NO_DEVICE: no driver, no such GPU, or one that lacks what gradwire needs (said in the text).
- */
+ * GW_E_NO_DEVICE: no driver, no such GPU, or one that lacks what gradwire needs (said in the text):
+ * neither stream memory operations nor interprocess events, for example. */
 GW_API int gw_cuda_device_new(int ordinal, struct gw_device **ret_device);
 /* NULL is fine; returns NULL. While jobs use the device it stays, and gw_last_error says so. */
 GW_API struct gw_device *gw_cuda_device_free(struct gw_device *device);
@@ -67,7 +79,8 @@ GW_API int gw_cuda_set_stream(gw_job *job, void *stream);
 /* Enqueues on `stream`: what comes after waits until the token is reached. Nothing is enqueued if
  * it is reached already. Any token of the job's, own timelines included. Sends first what the token
  * may depend on; if the engine takes no messages, that may wait for it (gw_job_options.timeout_ns,
- * then GW_E_AGAIN). */
+ * then GW_E_AGAIN). Without stream memory operations the host waits for a token of the service's
+ * (see above; then GW_E_TIMEOUT, and the token stays valid). */
 GW_API int gw_stream_wait(gw_job *job, struct gw_token token, void *stream);
 /* A token that is reached when all that was enqueued on `stream` before is done: for further
  * producers of a gradient beside the job's stream (gw_grad_ready's tokens: at most 3 on a GPU, for
@@ -79,7 +92,8 @@ GW_API int gw_record(gw_job *job, void *stream, struct gw_token *ret_token);
  * exported (stream-ordered pools, expandable segments, another PID namespace) a buffer of the
  * service's memory stands in: ops copy from the caller's memory on the job's stream and back on a
  * stream of the library's, gw_stats counts the bytes (staged_bytes), and *ret_staged (may be NULL)
- * is 1: allocate with gw_buffer_new instead. gw_buffer_data returns the caller's pointer in both
+ * is 1: allocate with gw_buffer_new instead (without stream memory operations:
+ * GW_E_UNIMPLEMENTED). gw_buffer_data returns the caller's pointer in both
  * cases, and an op's results are in its memory once the op's token is reached. GW_E_INVALID: no
  * device memory, or of another GPU. Set-up call. */
 GW_API int gw_cuda_buffer_import(gw_job *job, void *device_pointer, size_t size_bytes,

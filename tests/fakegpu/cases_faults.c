@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * fault_cases PLUGIN CASE: the plug-in's device and fabric as an engine and three trainers use
- * them, all in one process, every wait of the step in streams. For test_faults.py, which plants
- * mistakes (GRADWIRE_PLANT) and expects that this program or the fake GPU sees each. Exit 1: wrong
- * values, or something that did not come.
+ * them, all in one process, every wait of the step in streams (case events: where those cannot).
+ * For test_faults.py, which plants mistakes (GRADWIRE_PLANT) and expects that this program or the
+ * fake GPU sees each. Exit 1: wrong values, or something that did not come.
  */
 #include <cuda.h>
 #include <dlfcn.h>
@@ -32,6 +32,7 @@ static struct device *device;
 static struct fabric *fabric;
 static const uint32_t everyone[RANKS] = {0, 1, 2};
 static uint64_t last_op, works, done_works, failed_works;
+static bool words = true;     /* streams have memory operations */
 static uint64_t deadline_ns; /* of $FAULT_DEADLINE_S: a fault that hangs need not hang long */
 
 /* Floats in a rank's arena. */
@@ -329,6 +330,26 @@ static void stop(void)
 
 /* ---- the trainers ---------------------------------------------------------------------------- */
 
+static void CUDA_CB raise_word(void *word)
+{
+    atomic_fetch_add((_Atomic uint64_t *)word, 1);
+}
+
+/* Until the stream may write the step's buffer again. */
+static void wait_for_readers(uint32_t rank, uint32_t step)
+{
+    const struct client *client = &clients[rank];
+    uint64_t until_ns = now_ns() + deadline_ns;
+
+    if (words)
+        EXPECT(
+            !cuStreamWaitValue64(client->stream, client->slot, step - 1, CU_STREAM_WAIT_VALUE_GEQ));
+    while (!words && atomic_load(&slot_of(rank, 0)->value) < step - 1) {
+        EXPECT(now_ns() < until_ns);
+        nap();
+    }
+}
+
 /* Writes the step's gradient into its buffer once both reductions of two steps ago have read it,
  * and says so: all in the stream. */
 static void produce(uint32_t rank, uint32_t step)
@@ -339,11 +360,13 @@ static void produce(uint32_t rank, uint32_t step)
 
     EXPECT(!cuCtxSetCurrent(client->context));
     if (step >= 2)
-        EXPECT(
-            !cuStreamWaitValue64(client->stream, client->slot, step - 1, CU_STREAM_WAIT_VALUE_GEQ));
+        wait_for_readers(rank, step);
     EXPECT(!cuMemsetD8Async(in, 0xff, WHOLE * sizeof(float), client->stream));
     EXPECT(!cuMemcpyAsync(in, source, WHOLE * sizeof(float), client->stream));
-    EXPECT(!cuStreamWriteValue64(client->stream, client->word, step + 1, 0));
+    if (words)
+        EXPECT(!cuStreamWriteValue64(client->stream, client->word, step + 1, 0));
+    else
+        EXPECT(!cuLaunchHostFunc(client->stream, raise_word, word_of(rank)));
 }
 
 /* ---- the engine ------------------------------------------------------------------------------ */
@@ -651,6 +674,7 @@ static const struct {
     const char *inject; /* before anything of CUDA; NULL: nothing */
 } cases[] = {{"steps", case_steps, NULL},
              {"apart", case_steps, "inject peers 2"}, /* rank 2's GPU reaches no other */
+             {"events", case_steps, "inject no-stream-memops"},
              {"abort", case_abort, NULL},
              {"import", case_import, NULL},
              {"register", case_register, NULL},
@@ -669,6 +693,7 @@ int main(int argc, char **argv)
             control(cases[i].inject);
         if (cases[i].run == case_import)
             exporter_start();
+        words = strcmp(argv[2], "events") != 0;
         plugin_open(argv[1]);
         start();
         cases[i].run();

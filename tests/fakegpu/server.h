@@ -300,7 +300,7 @@ struct server {
     uint32_t gpus_per_node, nodes, gpu_count;
     uint32_t ctas; /* per GPU */
     uint32_t delay_percent;
-    bool mps, default_step, order_off;
+    bool mps, no_memops, default_step, order_off;
     struct gpu gpus[FG_GPUS_MAX];
     struct process *processes;
     uint32_t next_process;

@@ -155,7 +155,7 @@ static void memops(struct server *s, struct call *c, struct stream *stream)
     struct fg_memop memop;
     struct op *op;
 
-    if (s->inject.no_memops) {
+    if (s->no_memops || s->inject.no_memops) {
         violation(s, RULE_memops_missing, c->process, "%u operation(s)", count);
         c->reply.error = E_NOT_SUPPORTED;
         return;

@@ -20,7 +20,7 @@
 struct options {
     uint32_t gpus, nodes, workers, ctas;
     uint64_t seed, memory_mib;
-    bool mps, step;
+    bool mps, step, no_memops;
     const char *socket, *report, *kernels;
 };
 
@@ -335,7 +335,8 @@ static int parse(int argc, char **argv, struct options *o)
         {"gpus", 1, NULL, 'g'}, {"nodes", 1, NULL, 'n'}, {"seed", 1, NULL, 's'},
         {"mps", 0, NULL, 'm'}, {"report", 1, NULL, 'r'}, {"socket", 1, NULL, 'p'},
         {"kernels", 1, NULL, 'k'}, {"ctas", 1, NULL, 'c'}, {"memory-mib", 1, NULL, 'M'},
-        {"workers", 1, NULL, 'w'}, {"step", 0, NULL, 'S'}, {"rules", 0, NULL, 'R'}, {0},
+        {"workers", 1, NULL, 'w'}, {"step", 0, NULL, 'S'}, {"rules", 0, NULL, 'R'},
+        {"no-memops", 0, NULL, 'W'}, {0},
     };
     int option;
 
@@ -347,6 +348,7 @@ static int parse(int argc, char **argv, struct options *o)
         case 'n': o->nodes = (uint32_t)value; break;
         case 's': o->seed = value; break;
         case 'm': o->mps = true; break;
+        case 'W': o->no_memops = true; break;
         case 'r': o->report = optarg; break;
         case 'p': o->socket = optarg; break;
         case 'k': o->kernels = optarg; break;
@@ -378,6 +380,7 @@ static void set_up(struct server *s, const struct options *o)
     s->gpu_count = o->gpus * o->nodes;
     s->ctas = o->ctas;
     s->mps = o->mps;
+    s->no_memops = o->no_memops;
     s->default_step = o->step;
     s->delay_percent = 100;
     s->next_address = FG_VA_BASE + (random_of(s, 'A', 0) % 4096 << 24);
@@ -408,8 +411,8 @@ int main(int argc, char **argv)
 
     if (parse(argc, argv, &o)) {
         fputs("usage: fakegpu --socket PATH [--gpus N] [--nodes M] [--seed S] [--mps] [--step]\n"
-              "  [--report FILE] [--kernels LIBRARY[:LIBRARY]] [--ctas N] [--memory-mib N]\n"
-              "  [--workers N] | --rules\n", stderr);
+              "  [--no-memops] [--report FILE] [--kernels LIBRARY[:LIBRARY]] [--ctas N]\n"
+              "  [--memory-mib N] [--workers N] | --rules\n", stderr);
         return 2;
     }
     prctl(PR_SET_TIMERSLACK, 1000UL);

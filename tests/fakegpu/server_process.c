@@ -100,7 +100,7 @@ static void device(struct server *s, struct call *c)
     vmm_sweep(s);
     c->reply.v[0] = gpu->total_bytes;
     c->reply.v[1] = gpu->total_bytes - gpu->used_bytes;
-    c->reply.v[2] = (s->inject.no_memops ? 0u : (unsigned)FG_CAP_MEMOPS) |
+    c->reply.v[2] = (s->no_memops || s->inject.no_memops ? 0u : (unsigned)FG_CAP_MEMOPS) |
                     (s->inject.no_ipc ? 0u : (unsigned)FG_CAP_IPC) |
                     (s->mps ? (unsigned)FG_CAP_MPS : 0u);
     for (uint32_t i = 0; i < s->gpu_count; i++)

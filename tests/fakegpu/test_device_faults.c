@@ -20,7 +20,7 @@ static int teardown_injection(void **state)
     return r;
 }
 
-static void the_host_waits_where_streams_cannot(void **state)
+static void a_work_is_held_until_its_tokens_are_reached(void **state)
 {
     struct kit *kit = *state;
     struct device_memory *memory = kit_arena(kit, 0, 4096);
@@ -48,7 +48,59 @@ static void the_host_waits_where_streams_cannot(void **state)
     kit_holds(kit, memory, 3);
 }
 
-static void the_host_s_waits_end_with_an_abort(void **state)
+static void a_signal_behind_a_held_work_comes_after_it(void **state)
+{
+    struct kit *kit = *state;
+    struct device_wait wait = {&kit->client[1]->timeline[3], 5, 1};
+    struct device_signal first = kit_signal(kit, 0, 0, 1), second = kit_signal(kit, 0, 1, 2);
+
+    kit_enqueue(kit, 0, kit_item(kit, 1, NULL, 0),
+                &(struct device_work){.ranks = 3, .waits = &wait, .wait_count = 1});
+    assert_int_equal(kit->ops->signal_after(kit->device, 1, &first), 0);
+    assert_int_equal(kit->ops->signal_after(kit->device, 1, &second), 0);
+    kit_pause(kit);
+    assert_true(kit_quiet(kit));
+    assert_int_equal(kit->engine[0]->op[0].value, 0);
+    kit_raise(kit, 1, 3, 4);
+    kit_pause(kit);
+    assert_true(kit_quiet(kit));
+    kit_raise(kit, 1, 3, 5);
+    assert_int_equal(kit_done(kit).op, 1);
+    assert_int_equal(kit->engine[0]->op[0].value, 1);
+    assert_int_equal(kit->engine[0]->op[1].value, 2);
+}
+
+/* A lane's events are recorded again and again; each lane waits for the other. */
+static void more_works_than_a_lane_has_events(void **state)
+{
+    struct kit *kit = *state;
+    struct device_memory *memory = kit_arena(kit, 0, 4096);
+
+    for (uint64_t id = 1; id <= 300; id++) {
+        const uint64_t before[] = {id - 1};
+        kit_enqueue(kit, (int)(id % 2), kit_item(kit, id, memory, (uint32_t)id),
+                    &(struct device_work){.ranks = id % 3 ? 3 : 1,
+                                          .wait_ops = before,
+                                          .wait_op_count = 1});
+    }
+    for (uint64_t id = 1; id <= 300; id++)
+        assert_false(kit_done(kit).failed);
+    kit_holds(kit, memory, 300);
+}
+
+static void events_are_for_streams_that_take_them(void **state)
+{
+    static const uint8_t handles[GW_TIMELINE_EVENTS * GW_IPC_HANDLE_BYTES];
+    struct kit *kit = *state;
+    char text[GW_TEXT_MAX + 1];
+
+    assert_int_equal(kit->ops->timeline_events(kit->device, 0, &kit->client[0]->timeline[0],
+                                               handles, text),
+                     GW_E_STATE);
+    assert_non_null(strstr(text, "wait for words"));
+}
+
+static void what_is_held_goes_with_an_abort(void **state)
 {
     struct kit *kit = *state;
     struct device_wait wait = {&kit->client[0]->timeline[7], 1, 0};
@@ -140,10 +192,16 @@ static void an_error_of_a_gpu_ends_the_device(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(the_host_waits_where_streams_cannot, setup_without_memops,
+        cmocka_unit_test_setup_teardown(a_work_is_held_until_its_tokens_are_reached,
+                                        setup_without_memops, teardown_injection),
+        cmocka_unit_test_setup_teardown(a_signal_behind_a_held_work_comes_after_it,
+                                        setup_without_memops, teardown_injection),
+        cmocka_unit_test_setup_teardown(more_works_than_a_lane_has_events, setup_without_memops,
                                         teardown_injection),
-        cmocka_unit_test_setup_teardown(the_host_s_waits_end_with_an_abort, setup_without_memops,
+        cmocka_unit_test_setup_teardown(what_is_held_goes_with_an_abort, setup_without_memops,
                                         teardown_injection),
+        cmocka_unit_test_setup_teardown(events_are_for_streams_that_take_them, kit_setup,
+                                        kit_teardown),
         cmocka_unit_test(memory_that_runs_out_with_the_first_gpu),
         cmocka_unit_test_setup_teardown(an_error_of_a_gpu_ends_the_device, kit_setup, kit_teardown),
     };

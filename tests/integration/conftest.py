@@ -45,6 +45,7 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "host_only(why): not run with $GW_TEST_DEVICE=cuda")
     config.addinivalue_line("markers", "cuda_only: run with $GW_TEST_DEVICE=cuda alone")
     config.addinivalue_line("markers", "gpus(n, *options): GPUs, and options of their server")
+    config.addinivalue_line("markers", "gpu_options(*options): more options of their server")
     config.addinivalue_line("markers", "seeds(n): of each of its parameters")
 
 
@@ -78,6 +79,8 @@ def gpus(request, record_property):
     mark = request.node.get_closest_marker("gpus")
     count, *options = mark.args if mark else (8,)
     seed = int(os.environ.get("GW_CUDA_SEED") or zlib.crc32(request.node.nodeid.encode()) % 1000000)
+    for more in request.node.iter_markers("gpu_options"):
+        options += more.args
     fake = fakegpus.FakeGpus(count, seed, options)
     print(f"GPUs with seed {seed} (GW_CUDA_SEED={seed} repeats them)")
     record_property("seed", seed)

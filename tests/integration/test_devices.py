@@ -136,7 +136,7 @@ def test_cuda_without_a_plugin_is_refused_with_what_to_install(runtime_dir, tmp_
     assert not (runtime_dir / "r").exists()
 
 
-@pytest.mark.parametrize("words,told", [("none", "no NVIDIA driver"), ("version", "version 2")])
+@pytest.mark.parametrize("words,told", [("none", "no NVIDIA driver"), ("version", "version 3")])
 def test_cuda_without_a_gpu_is_refused_with_the_reason(runtime_dir, words, told):
     result = run(GRADWIRED, "--foreground", "--runtime-dir", runtime_dir / "r", "--device", "cuda",
                  "--plugins", PLUGINS, "--engine", ENGINE,

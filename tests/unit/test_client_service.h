@@ -7,6 +7,8 @@
  *   wait s0 b1 >= 2        stream 0 waits for the word of bucket 1 (op3, u0, step, update, t0: the
  *                          client's own timeline 0)
  *   raise s0 t0 = 1        stream 0 raises timeline 0
+ *   record s0 = 1          the same by an event (sv_open_events), after EVENTS t0 2048
+ *   wait s0 e2 >= 1        stream 0 waits for an event of the client's
  *   copy s0 32             32 bytes in stream 0
  *   READY p1.0 slot 2 t0=1 piece 0 of parameter 1, in ring slot 2, with one token
  *   STEP_END t0=2, UPDATE_COMMIT, FETCH u0, RELEASE u0, OP 1, ACQUIRE b0 ordered, IMPORT 64+32, ...
@@ -69,6 +71,7 @@ static struct {
     bool hold;       /* streams do not come to their raises, and are never idle */
     unsigned busy;   /* looks at a stream before it is idle */
     bool raise_fails;
+    int events_code; /* of TIMELINE_EVENTS */
     struct sv_grant grants[8];
     unsigned grant_count, granted;
 
@@ -84,7 +87,7 @@ static struct {
 
     /* the device's */
     uint8_t *pages[3]; /* ops, client, board */
-    unsigned page_count, mapped, streams;
+    unsigned page_count, mapped, streams, rings;
     const void *device_memory; /* of the caller's */
 } sv;
 
@@ -260,6 +263,55 @@ static int sv_stream_raise(struct gw_device *device, void *stream, uint64_t addr
     return 0;
 }
 
+struct gw_device_events {
+    unsigned number;
+};
+
+static int sv_events_new(struct gw_device *device,
+                         uint8_t handles[GW_TIMELINE_EVENTS * GW_IPC_HANDLE_BYTES],
+                         struct gw_device_events **ret_events)
+{
+    (void)device;
+    memset(handles, 9, GW_TIMELINE_EVENTS * GW_IPC_HANDLE_BYTES);
+    *ret_events = malloc(sizeof(**ret_events));
+    assert(*ret_events);
+    (*ret_events)->number = sv.rings++;
+    return 0;
+}
+
+static void sv_events_free(struct gw_device *device, struct gw_device_events *events)
+{
+    (void)device;
+    sv.rings--;
+    free(events);
+}
+
+static int sv_events_record(struct gw_device *device, struct gw_device_events *events,
+                            void *stream, uint64_t value)
+{
+    (void)device;
+    (void)events;
+    sv_note("record s%u = %llu", sv_stream(stream), (unsigned long long)value);
+    return 0;
+}
+
+static int sv_events_wait(struct gw_device *device, struct gw_device_events *events, void *stream,
+                          uint64_t value)
+{
+    (void)device;
+    sv_note("wait s%u e%u >= %llu", sv_stream(stream), events->number, (unsigned long long)value);
+    return 0;
+}
+
+static int sv_events_passed(struct gw_device *device, struct gw_device_events *events,
+                            uint64_t value)
+{
+    (void)device;
+    (void)events;
+    (void)value;
+    return sv.hold ? GW_E_AGAIN : 0;
+}
+
 static int sv_stream_idle(struct gw_device *device, void *stream)
 {
     (void)device;
@@ -324,6 +376,27 @@ static const struct gw_device_ops sv_ops = {
     .stream_free = sv_stream_free,
     .stream_wait = sv_stream_wait,
     .stream_raise = sv_stream_raise,
+    .stream_idle = sv_stream_idle,
+    .on_device = sv_on_device,
+    .copy = sv_copy,
+    .host_new = sv_host_new,
+    .host_free = sv_host_free,
+    .export_memory = sv_export,
+};
+
+static const struct gw_device_ops sv_event_ops = {
+    .version = GW_DEVICE_TABLE,
+    .kind = GW_DEVICE_CUDA,
+    .map = sv_map,
+    .unmap = sv_unmap,
+    .page_add = sv_page_add,
+    .page_remove = sv_page_remove,
+    .stream_check = sv_stream_check,
+    .events_new = sv_events_new,
+    .events_free = sv_events_free,
+    .events_record = sv_events_record,
+    .events_wait = sv_events_wait,
+    .events_passed = sv_events_passed,
     .stream_idle = sv_stream_idle,
     .on_device = sv_on_device,
     .copy = sv_copy,
@@ -521,6 +594,18 @@ static inline void sv_buffer(const struct wire_msg *asked)
     sv_send(&msg, NULL, 0);
 }
 
+static inline void sv_events(const struct wire_msg *asked)
+{
+    struct wire_msg msg = {.type = WIRE_DONE, .request = asked->request};
+    char line[SV_LINE];
+
+    snprintf(line, sizeof(line), "EVENTS t%u %zu", asked->u.timeline_events.timeline,
+             asked->u.timeline_events.handle_bytes);
+    sv_add(line);
+    msg.u.done.code = sv.events_code;
+    sv_send(&msg, NULL, 0);
+}
+
 static inline void sv_acquired(const struct wire_msg *asked)
 {
     struct wire_msg msg = {.type = WIRE_ACQUIRED, .request = asked->request};
@@ -608,6 +693,9 @@ static inline void sv_handle(const struct wire_msg *msg)
         sv_add("PARAM_IO");
         sv_send(&done, NULL, 0);
         break;
+    case WIRE_TIMELINE_EVENTS:
+        sv_events(msg);
+        break;
     case WIRE_BUFFER_FREE:
         sv_send(&done, NULL, 0);
         break;
@@ -668,6 +756,14 @@ static inline void sv_open(uint32_t device)
     assert_int_equal(pthread_create(&sv.thread, NULL, sv_serve, NULL), 0);
     memset(sv_device.gpu, 0xab, sizeof(sv_device.gpu));
     atomic_store(&sv_device.stuck, false);
+    sv_device.ops = &sv_ops;
+}
+
+/* On a GPU whose streams have no memory operations. */
+static inline void sv_open_events(void)
+{
+    sv_open(GW_DEVICE_CUDA);
+    sv_device.ops = &sv_event_ops;
 }
 
 static inline gw_job *sv_job(void)

@@ -84,6 +84,12 @@ static void check_equal(const struct wire_msg *want, const struct wire_msg *got)
     case WIRE_JOBS:
         check_jobs(want, got);
         break;
+    case WIRE_TIMELINE_EVENTS:
+        assert_int_equal(got->u.timeline_events.timeline, want->u.timeline_events.timeline);
+        assert_int_equal(got->u.timeline_events.handle_bytes, want->u.timeline_events.handle_bytes);
+        assert_memory_equal(got->u.timeline_events.handles, want->u.timeline_events.handles,
+                            want->u.timeline_events.handle_bytes);
+        break;
     case WIRE_HANDOVER:
         assert_int_equal(got->u.handover.hello_bytes, want->u.handover.hello_bytes);
         assert_memory_equal(got->u.handover.hello, want->u.handover.hello,

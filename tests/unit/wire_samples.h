@@ -33,6 +33,8 @@ static struct wire_msg *sample_add(uint16_t type)
     return msg;
 }
 
+static const uint8_t samples_handles[GW_TIMELINE_EVENTS * GW_IPC_HANDLE_BYTES] = {1, 0, 2};
+
 static void samples_fill(char *text, size_t bytes)
 {
     for (size_t i = 0; i + 1 < bytes; i++)
@@ -174,6 +176,10 @@ static void samples_session(void)
     msg->u.buffer_import.allocation_bytes = UINT64_MAX;
     msg->u.buffer_import.offset = UINT64_MAX - 9;
     msg->u.buffer_import.bytes = 9;
+    msg = sample_add(WIRE_TIMELINE_EVENTS);
+    msg->u.timeline_events.timeline = GW_TIMELINES_MAX - 1;
+    msg->u.timeline_events.handle_bytes = sizeof(samples_handles);
+    msg->u.timeline_events.handles = samples_handles;
     msg = sample_add(WIRE_OP);
     msg->u.op =
         (struct wire_op){WIRE_OP_BARRIER, 63,       63,       UINT32_MAX,      1,

@@ -17,6 +17,7 @@
 #include "daemon/device/cuda/imports.h"
 #include "daemon/device/cuda/kernels.h"
 #include "daemon/device/cuda/native.h"
+#include "daemon/device/cuda/way.h"
 #include "daemon/device/cuda/work.h"
 
 #define CUDA_STAMP_SLOTS 2048u /* works in flight with stamps of their own; others share slot 0 */
@@ -26,14 +27,21 @@
 /* Pinned host memory that all GPUs reach at the same address. */
 struct cuda_shared {
     uint64_t aborted;                            /* bit per rank; kernels read it */
-    uint64_t done[CUDA_LANES_MAX][GW_RANKS_MAX]; /* by work streams: ops that have run */
+    uint64_t done[CUDA_LANES_MAX][GW_RANKS_MAX]; /* words.c: ops that have run */
     struct gw_k_lane runs[CUDA_LANES_MAX][GW_RANKS_MAX];
     uint64_t link_free_ns[GW_RANKS_MAX];
     uint64_t clock[GW_RANKS_MAX]; /* for the measurement of clock_ns */
 };
 
+struct cuda_mark;     /* events.c */
+struct cuda_timeline; /* tokens.c */
+
 struct cuda_track { /* of one lane on one GPU */
     CUstream work, notify;
+    /* events.c; under the device's lock */
+    struct cuda_mark *marks;
+    uint32_t next;          /* the mark to be recorded next */
+    uint64_t issued, ended; /* ops whose part is enqueued, and over */
 };
 
 /* The GPU of one rank. */
@@ -41,7 +49,6 @@ struct cuda_gpu {
     struct cuda_device *device;
     uint32_t rank;
     bool placed;
-    bool memops; /* streams can wait for and write 64-bit words */
     int ordinal;
     CUdevice handle;
     CUcontext context;
@@ -56,7 +63,8 @@ struct cuda_gpu {
     /* Under the device's lock. */
     pthread_cond_t wake;
     struct cuda_item *head, *tail;
-    bool busy; /* with an item, or looking after things */
+    bool busy;                       /* with an item, or looking after things */
+    uint64_t look_ns, look_pause_ns; /* when the way wants to look; 0: not at all */
     /* How the GPU's clock drifts: from a part's end to its being told, the least of a window. */
     int64_t told_least_ns, told_usual_ns; /* usual: the first window's */
     uint64_t told_count, window_ns;       /* window_ns: when this window began */
@@ -113,10 +121,13 @@ struct cuda_device {
     struct gw_k_stamps (*stamps)[CUDA_SLOT_PARTS]; /* CUDA_STAMP_SLOTS of them, pinned */
     struct cuda_block *blocks;
     struct cuda_imports imports;
-    uint64_t host_waits; /* waits that an issuing thread had to do itself */
+    const struct cuda_way *way; /* NULL until the first place */
 
     pthread_mutex_t lock; /* everything below, and what says so above */
     pthread_cond_t quiet;
+    pthread_cond_t moved;            /* events.c, tokens.c: what they count has moved */
+    struct cuda_work *held;          /* tokens.c: ops rising */
+    struct cuda_timeline *timelines; /* tokens.c */
     struct cuda_page *pages;
     struct cuda_ledger ledger;
     struct cuda_item *retired; /* calls that were made */
@@ -145,7 +156,7 @@ bool cuda_is_broken(struct cuda_device *device);
 bool cuda_good(struct cuda_gpu *gpu, CUresult result, const char *call, uint64_t op);
 /* With the lock held: the loop is told to look, at most once. */
 void cuda_wake_loop(struct cuda_device *device);
-/* With the lock held: words that unfinished works wait for and an aborted rank would raise. */
+/* With the lock held: words that streams wait for and an aborted rank would raise. */
 void cuda_raise_words(struct cuda_device *device);
 
 /* place.c */
@@ -167,6 +178,8 @@ int cuda_pages_register(struct cuda_gpu *gpu);
 void cuda_pages_unregister(struct cuda_device *device);
 /* With the lock held. 0: in no page. */
 CUdeviceptr cuda_alias(const struct cuda_device *device, const void *host);
+/* The same without it. */
+CUdeviceptr cuda_alias_now(struct cuda_device *device, const void *host);
 
 /* memory.c */
 int cuda_memory_new(struct device *device, enum device_memory_kind kind, uint32_t rank,
@@ -184,6 +197,8 @@ void cuda_zero(struct device *device, void *to, size_t bytes);
 int cuda_stream_new(struct device *device, const char *name, struct device_stream **ret_stream);
 int cuda_enqueue(struct device_stream *stream, const struct device_work *work);
 int cuda_signal_after(struct device *device, uint64_t op, const struct device_signal *signal);
+/* With the lock held: its parts, then signals behind it, into the queues of their GPUs. */
+void cuda_push_work(struct cuda_device *device, struct cuda_work *work);
 
 /* issue.c */
 int cuda_issuer_start(struct cuda_gpu *gpu);

@@ -76,6 +76,7 @@ void cuda_fault(struct device *device, const char *format, ...)
             __atomic_store_n(&of->shared->aborted, DEVICE_ALL_RANKS, __ATOMIC_SEQ_CST);
         wake_issuers(of);
         pthread_cond_broadcast(&of->quiet);
+        pthread_cond_broadcast(&of->moved);
         cuda_wake_loop(of);
     }
     pthread_mutex_unlock(&of->lock);
@@ -160,7 +161,8 @@ static void do_abort(struct device *device, uint64_t ranks)
     pthread_mutex_lock(&of->lock);
     if (of->shared)
         __atomic_fetch_or(&of->shared->aborted, ranks, __ATOMIC_SEQ_CST);
-    cuda_raise_words(of);
+    if (of->way)
+        of->way->retry(of);
     wake_issuers(of);
     pthread_mutex_unlock(&of->lock);
 }
@@ -203,7 +205,7 @@ static void drain(struct device *device)
 
     pthread_mutex_lock(&of->lock);
     while (of->ledger.unfinished > 0 && !of->broken && cuda_now_ns() < end_ns) {
-        cuda_raise_words(of);
+        of->way->retry(of);
         wait_a_little(of);
     }
     stuck = of->ledger.unfinished > 0 && !of->broken;
@@ -272,10 +274,15 @@ static bool take_done(struct device *device, struct device_done *ret_done)
     return true;
 }
 
-/* Streams look at words themselves; only where they cannot, issuing threads poll. */
 static void kick(struct device *device)
 {
-    (void)device;
+    struct cuda_device *of = cuda_of(device);
+
+    if (!of->way)
+        return;
+    pthread_mutex_lock(&of->lock);
+    of->way->retry(of);
+    pthread_mutex_unlock(&of->lock);
 }
 
 /* ---- life ------------------------------------------------------------------------------------ */
@@ -292,6 +299,7 @@ static int device_new(const struct device_config *config, struct device **ret_de
     pthread_condattr_init(&attributes);
     pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
     pthread_cond_init(&device->quiet, &attributes);
+    pthread_cond_init(&device->moved, &attributes);
     pthread_condattr_destroy(&attributes);
     for (uint32_t slot = CUDA_STAMP_SLOTS - 1; slot > 0; slot--)
         device->free_slots[device->free_slot_count++] = slot;
@@ -301,6 +309,7 @@ static int device_new(const struct device_config *config, struct device **ret_de
 
 static void free_all(struct cuda_device *device)
 {
+    cuda_timelines_drop(device, NULL, 0);
     while (device->blocks)
         cuda_memory_free((struct device *)device, &device->blocks->memory);
     while (device->pages)
@@ -313,6 +322,7 @@ static void free_all(struct cuda_device *device)
     for (uint32_t rank = 0; rank < GW_RANKS_MAX; rank++)
         cuda_unplace(&device->gpus[rank]);
     pthread_cond_destroy(&device->quiet);
+    pthread_cond_destroy(&device->moved);
     pthread_mutex_destroy(&device->lock);
     free(device);
 }
@@ -384,6 +394,7 @@ const struct device_ops device_cuda = {
     .place = cuda_place,
     .page_add = cuda_page_add,
     .page_remove = cuda_page_remove,
+    .timeline_events = cuda_timeline_events,
     .memory_new = cuda_memory_new,
     .memory_reserve = cuda_memory_reserve,
     .memory_import = cuda_memory_import,

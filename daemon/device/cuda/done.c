@@ -123,6 +123,8 @@ static void end(struct cuda_item *item)
         if (done_ns)
             follow_clock(&device->gpus[item->rank], done_ns);
     }
+    if (!later)
+        device->way->ended(&device->gpus[item->rank], work->lane, work->work.op);
     last = work->pending == 1 && !work->told;
     if (last)
         fill_in(device, work);

@@ -32,6 +32,12 @@
     CALL(cuStreamWaitValue64)                                                                      \
     CALL(cuStreamWriteValue64)                                                                     \
     CALL(cuLaunchHostFunc)                                                                         \
+    CALL(cuStreamWaitEvent)                                                                        \
+    CALL(cuEventCreate)                                                                            \
+    CALL(cuEventDestroy)                                                                           \
+    CALL(cuEventRecord)                                                                            \
+    CALL(cuEventQuery)                                                                             \
+    CALL(cuIpcOpenEventHandle)                                                                     \
     CALL(cuMemHostAlloc)                                                                           \
     CALL(cuMemFreeHost)                                                                            \
     CALL(cuMemHostRegister)                                                                        \

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The issuing thread of a GPU: takes parts of works in the order in which they came and enqueues
- * them on the lanes' streams. It never waits for a stream; only where streams cannot wait for words
- * does it wait for them itself (and counts that).
+ * them on the lanes' streams. It never waits for a stream. What marks the end of a part, and how a
+ * stream waits for that, is the way's (way.h).
  *
- *   work stream    wait tokens, done words | begin | hold | run | end | done word := op
- *   notify stream  wait done words of all parts | finish (slots) | host function
+ *   work stream    wait tokens, marks of other works | begin | hold | run | end | mark op
+ *   notify stream  wait marks of all parts | finish (slots) | host function
  *   later stream   the same for signals that were asked for afterwards
  *
  * So a work stream waits for no host, and a slot rises only when all GPUs have finished.
@@ -21,10 +21,6 @@
 #include "daemon/device/cuda/plant.h"
 #include "gradwire/errors.h"
 
-#define POLL_NS 20000
-
-/* ---- words ----------------------------------------------------------------------------------- */
-
 static bool stopped(struct cuda_device *device)
 {
     bool stop;
@@ -35,115 +31,11 @@ static bool stopped(struct cuda_device *device)
     return stop;
 }
 
-/* Cyclic, as streams compare. */
-static bool reached(const uint64_t *word, uint64_t value)
-{
-    return (int64_t)(__atomic_load_n(word, __ATOMIC_ACQUIRE) - value) >= 0;
-}
-
-static bool wait_here(struct cuda_gpu *gpu, const uint64_t *word, uint64_t value)
-{
-    const struct timespec nap = {0, POLL_NS};
-
-    __atomic_fetch_add(&gpu->device->host_waits, 1, __ATOMIC_RELAXED);
-    while (!reached(word, value)) {
-        if (stopped(gpu->device))
-            return false;
-        nanosleep(&nap, NULL);
-    }
-    return true;
-}
-
-/* host: the word; at: where streams reach it. */
-static bool wait_word(struct cuda_gpu *gpu, CUstream stream, const void *host, CUdeviceptr at,
-                      uint64_t value, uint64_t op)
-{
-    if (!gpu->memops)
-        return wait_here(gpu, (const uint64_t *)host, value);
-    return cuda_good(gpu, cu.cuStreamWaitValue64(stream, at, value, CU_STREAM_WAIT_VALUE_GEQ),
-                     "cuStreamWaitValue64", op);
-}
-
-struct host_store {
-    uint64_t *word, value;
-};
-
-static void CUDA_CB store_here(void *arg)
-{
-    struct host_store *store = (struct host_store *)arg;
-
-    __atomic_store_n(store->word, store->value, __ATOMIC_RELEASE);
-    free(store);
-}
-
-static uint64_t *done_word(struct cuda_device *device, uint32_t lane, uint32_t rank)
-{
-    return &device->shared->done[planted("word_reused") ? 0 : lane][rank];
-}
-
-static bool write_done(struct cuda_gpu *gpu, CUstream stream, uint64_t *word, uint64_t op)
-{
-    struct host_store *store;
-    CUresult result;
-
-    if (gpu->memops)
-        return cuda_good(gpu,
-                         cu.cuStreamWriteValue64(stream, (CUdeviceptr)(uintptr_t)word, op,
-                                                 CU_STREAM_WRITE_VALUE_DEFAULT),
-                         "cuStreamWriteValue64", op);
-    store = malloc(sizeof(*store));
-    if (!store) {
-        cuda_fault((struct device *)gpu->device, "no memory to run op %llu",
-                   (unsigned long long)op);
-        return false;
-    }
-    *store = (struct host_store){word, op};
-    result = cu.cuLaunchHostFunc(stream, store_here, store);
-    if (result != CUDA_SUCCESS)
-        free(store);
-    return cuda_good(gpu, result, "cuLaunchHostFunc", op);
-}
-
-static bool wait_done(struct cuda_gpu *gpu, CUstream stream, uint32_t lane, uint64_t ranks,
-                      uint64_t value, uint64_t op)
-{
-    for (; ranks; ranks &= ranks - 1) {
-        uint64_t *word = done_word(gpu->device, lane, (uint32_t)__builtin_ctzll(ranks));
-        if (!wait_word(gpu, stream, word, (CUdeviceptr)(uintptr_t)word, value, op))
-            return false;
-    }
-    return true;
-}
-
 /* ---- parts ----------------------------------------------------------------------------------- */
 
 static bool failed(const struct cuda_device *device, const struct cuda_work *work)
 {
     return (cuda_aborted(device) & work->work.ranks) != 0;
-}
-
-static CUdeviceptr alias_of(struct cuda_device *device, const void *host)
-{
-    CUdeviceptr at;
-
-    pthread_mutex_lock(&device->lock);
-    at = cuda_alias(device, host);
-    pthread_mutex_unlock(&device->lock);
-    return at;
-}
-
-/* A dead rank's tokens count as reached. */
-static bool wait_tokens(struct cuda_gpu *gpu, CUstream stream, const struct cuda_work *work)
-{
-    for (uint32_t i = 0; i < work->work.wait_count; i++) {
-        const struct device_wait *wait = &work->work.waits[i];
-        const void *word = (const void *)(uintptr_t)wait->word;
-        if (cuda_aborted(gpu->device) >> wait->rank & 1)
-            continue;
-        if (!wait_word(gpu, stream, word, alias_of(gpu->device, word), wait->value, work->work.op))
-            return false;
-    }
-    return true;
 }
 
 static bool begin(struct cuda_gpu *gpu, CUstream stream, const struct cuda_work *work,
@@ -189,6 +81,7 @@ static bool run(struct cuda_gpu *gpu, CUstream stream, const struct cuda_work *w
 static bool issue_work(struct cuda_gpu *gpu, const struct cuda_item *item)
 {
     const struct cuda_work *work = item->work;
+    const struct cuda_way *way = gpu->device->way;
     CUstream stream = gpu->tracks[work->lane].work;
     struct gw_k_stamps *stamps = &gpu->device->stamps[work->slot][(size_t)(item - work->items)];
 
@@ -197,15 +90,13 @@ static bool issue_work(struct cuda_gpu *gpu, const struct cuda_item *item)
         uint64_t ranks = after->ranks;
         if (after->lane == work->lane)
             ranks &= ~(UINT64_C(1) << gpu->rank); /* in order by itself */
-        if (!wait_done(gpu, stream, after->lane, ranks, after->op, work->work.op))
+        if (!way->wait(gpu, stream, after->lane, ranks, after->op, work->work.op))
             return false;
     }
     if (failed(gpu->device, work))
         return true;
-    if (!wait_tokens(gpu, stream, work))
+    if (!way->wait_tokens(gpu, stream, work))
         return false;
-    if (failed(gpu->device, work)) /* while waiting here */
-        return true;
     if (!begin(gpu, stream, work, stamps))
         return false;
     return run(gpu, stream, work, stamps);
@@ -215,11 +106,13 @@ static bool issue_work(struct cuda_gpu *gpu, const struct cuda_item *item)
 
 static struct gw_k_signal resolve(struct cuda_device *device, const struct device_signal *signal)
 {
+    CUdeviceptr mirror = signal->mirror ? cuda_alias_now(device, signal->mirror) : 0;
+
     return (struct gw_k_signal){
-        .slot = (struct gw_k_slot *)(uintptr_t)alias_of(device, signal->slot),
+        .slot = (struct gw_k_slot *)(uintptr_t)cuda_alias_now(device, signal->slot),
         .value = signal->value,
         .offset = signal->offset,
-        .mirror = signal->mirror ? (uint64_t *)(uintptr_t)alias_of(device, signal->mirror) : NULL};
+        .mirror = (uint64_t *)(uintptr_t)mirror};
 }
 
 static bool finish(struct cuda_gpu *gpu, CUstream stream, const struct cuda_work *work,
@@ -272,21 +165,21 @@ static bool tell(struct cuda_gpu *gpu, CUstream stream, struct cuda_item *item)
 static bool issue_part(struct cuda_gpu *gpu, struct cuda_item *item)
 {
     struct cuda_work *work = item->work;
-    const struct cuda_track *track = &gpu->tracks[work->lane];
+    const struct cuda_way *way = gpu->device->way;
+    CUstream notify = gpu->tracks[work->lane].notify;
     uint64_t op = work->work.op, parts = work->parts;
-    uint64_t *word = done_word(gpu->device, work->lane, gpu->rank);
 
-    if (planted("done_before_work") && !write_done(gpu, track->work, word, op))
+    if (planted("done_before_work") && !way->mark(gpu, work->lane, op))
         return false;
     if (planted("signal_of_one_gpu"))
         parts = UINT64_C(1) << gpu->rank;
-    if (!issue_work(gpu, item) || !write_done(gpu, track->work, word, op))
+    if (!issue_work(gpu, item) || !way->mark(gpu, work->lane, op))
         return false;
-    if (!wait_done(gpu, track->notify, work->lane, parts, op, op))
+    if (!way->wait(gpu, notify, work->lane, parts, op, op))
         return false;
-    if (!failed(gpu->device, work) && !finish_part(gpu, track->notify, item))
+    if (!failed(gpu->device, work) && !finish_part(gpu, notify, item))
         return false;
-    return tell(gpu, track->notify, item);
+    return tell(gpu, notify, item);
 }
 
 static bool issue_later(struct cuda_gpu *gpu, struct cuda_item *item)
@@ -294,7 +187,8 @@ static bool issue_later(struct cuda_gpu *gpu, struct cuda_item *item)
     const struct cuda_work *work = item->work;
     struct gw_k_finish arg = {.signals = 1};
 
-    if (!wait_done(gpu, gpu->later, work->lane, work->parts, work->work.op, work->work.op))
+    if (!gpu->device->way->wait(gpu, gpu->later, work->lane, work->parts, work->work.op,
+                                work->work.op))
         return false;
     arg.signal[0] = resolve(gpu->device, &item->later);
     if (!failed(gpu->device, work) && !finish(gpu, gpu->later, work, &arg))
@@ -343,7 +237,7 @@ static void look_after(struct cuda_gpu *gpu)
     void *arg;
 
     pthread_mutex_lock(&device->lock);
-    cuda_raise_words(device);
+    device->way->retry(device);
     idle = gpu->idle;
     arg = gpu->idle_arg;
     pthread_mutex_unlock(&device->lock);
@@ -354,6 +248,14 @@ static void look_after(struct cuda_gpu *gpu)
         idle(arg, gpu->ordinal);
 }
 
+/* With the lock held. Until when a thread without items may sleep; 0: as long as there are none. */
+static uint64_t sleep_until(const struct cuda_gpu *gpu)
+{
+    uint64_t until_ns = gpu->device->ledger.unfinished ? cuda_now_ns() + CUDA_TICK_NS : 0;
+
+    return gpu->look_ns && (!until_ns || gpu->look_ns < until_ns) ? gpu->look_ns : until_ns;
+}
+
 /* With the lock held, which is let go while waiting. The next item, or NULL: time to look. */
 static struct cuda_item *next_item(struct cuda_gpu *gpu)
 {
@@ -361,10 +263,10 @@ static struct cuda_item *next_item(struct cuda_gpu *gpu)
     struct cuda_item *item;
 
     while (!gpu->head && !device->stopping) {
-        uint64_t until_ns = cuda_now_ns() + CUDA_TICK_NS;
+        uint64_t until_ns = sleep_until(gpu);
         const struct timespec until = {.tv_sec = (time_t)(until_ns / 1000000000u),
                                        .tv_nsec = (long)(until_ns % 1000000000u)};
-        if (device->ledger.unfinished == 0)
+        if (until_ns == 0)
             pthread_cond_wait(&gpu->wake, &device->lock);
         else if (pthread_cond_timedwait(&gpu->wake, &device->lock, &until) == ETIMEDOUT)
             return NULL;
@@ -389,10 +291,14 @@ static void *issuer_main(void *arg)
     pthread_mutex_lock(&device->lock);
     while (gpu->head || !device->stopping) {
         struct cuda_item *item = next_item(gpu);
-        bool look = device->ledger.unfinished > 0 && !device->broken && !device->stopping &&
-                    (!item || cuda_now_ns() - looked_ns > CUDA_TICK_NS);
-        gpu->busy = item || look;
+        bool going = !device->broken && !device->stopping;
+        bool look =
+            device->ledger.unfinished > 0 && going && cuda_now_ns() - looked_ns > CUDA_TICK_NS;
+        bool ask = gpu->look_ns && going && cuda_now_ns() >= gpu->look_ns;
+        gpu->busy = item || look || ask;
         pthread_mutex_unlock(&device->lock);
+        if (ask)
+            device->way->look(gpu);
         if (look) {
             look_after(gpu);
             looked_ns = cuda_now_ns();

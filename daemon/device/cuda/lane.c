@@ -63,6 +63,20 @@ static uint32_t take_slot(struct cuda_device *device)
     return device->free_slot_count > 0 ? device->free_slots[--device->free_slot_count] : 0;
 }
 
+void cuda_push_work(struct cuda_device *device, struct cuda_work *work)
+{
+    struct cuda_item *later = work->later;
+
+    for (uint32_t i = 0; i < (uint32_t)__builtin_popcountll(work->parts); i++)
+        cuda_issuer_push(&device->gpus[work->items[i].rank], &work->items[i]);
+    work->later = NULL;
+    while (later) {
+        struct cuda_item *next = later->next;
+        cuda_issuer_push(&device->gpus[later->rank], later);
+        later = next;
+    }
+}
+
 int cuda_enqueue(struct device_stream *stream, const struct device_work *work)
 {
     struct cuda_stream *to = (struct cuda_stream *)(void *)stream;
@@ -84,8 +98,7 @@ int cuda_enqueue(struct device_stream *stream, const struct device_work *work)
     }
     copy->slot = take_slot(device);
     cuda_ledger_add(&device->ledger, to->lane, copy);
-    for (uint32_t i = 0; i < (uint32_t)__builtin_popcountll(parts); i++)
-        cuda_issuer_push(&device->gpus[copy->items[i].rank], &copy->items[i]);
+    device->way->submit(device, copy);
     pthread_mutex_unlock(&device->lock);
     return 0;
 }
@@ -106,7 +119,12 @@ static int push_later(struct cuda_device *device, struct cuda_work *work,
     item->work = work;
     item->later = *signal;
     work->pending++;
-    cuda_issuer_push(&device->gpus[rank], item);
+    if (work->held) {
+        item->next = work->later;
+        work->later = item;
+    } else {
+        cuda_issuer_push(&device->gpus[rank], item);
+    }
     return 0;
 }
 

@@ -116,6 +116,8 @@ void cuda_page_remove(struct device *device, void *base)
         forget_raised(of, page);
     }
     pthread_mutex_unlock(&of->lock);
+    if (page)
+        cuda_timelines_drop(of, page->base, page->bytes);
     if (page && page->alias && !cuda_is_broken(of)) {
         (void)cu.cuCtxSetCurrent(of->gpus[__builtin_ctzll(of->placed)].context);
         (void)cu.cuMemHostUnregister(base);
@@ -133,13 +135,17 @@ CUdeviceptr cuda_alias(const struct cuda_device *device, const void *host)
     return 0;
 }
 
-void *cuda_page_address(const struct device *device, const void *host)
+CUdeviceptr cuda_alias_now(struct cuda_device *device, const void *host)
 {
-    struct cuda_device *of = cuda_of(device);
     CUdeviceptr alias;
 
-    pthread_mutex_lock(&of->lock);
-    alias = cuda_alias(of, host);
-    pthread_mutex_unlock(&of->lock);
-    return (void *)(uintptr_t)alias;
+    pthread_mutex_lock(&device->lock);
+    alias = cuda_alias(device, host);
+    pthread_mutex_unlock(&device->lock);
+    return alias;
+}
+
+void *cuda_page_address(const struct device *device, const void *host)
+{
+    return (void *)(uintptr_t)cuda_alias_now(cuda_of(device), host);
 }

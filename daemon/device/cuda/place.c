@@ -94,6 +94,31 @@ static int check_alone(const struct cuda_device *device, const struct cuda_gpu *
     return 0;
 }
 
+/* The job's way is what its first GPU can do; a GPU that can do more, or less, has other peers. */
+static int choose_way(const struct cuda_gpu *gpu, char text[GW_TEXT_MAX + 1])
+{
+    struct cuda_device *device = gpu->device;
+    const struct cuda_way *way = &cuda_events;
+    int words = 0;
+
+    /* Older than the attribute, a driver has none of it. */
+    if (cu.cuDeviceGetAttribute(&words, CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS,
+                                gpu->handle) == CUDA_SUCCESS &&
+        words)
+        way = &cuda_words;
+    if (device->placed && device->way != way) {
+        snprintf(text, GW_TEXT_MAX + 1,
+                 "GPU %d of rank %u has %s 64-bit stream memory operations, unlike those of other "
+                 "ranks: give a job GPUs of one kind",
+                 gpu->ordinal, gpu->rank, words ? "" : "no");
+        return GW_E_NO_DEVICE;
+    }
+    pthread_mutex_lock(&device->lock);
+    device->way = way;
+    pthread_mutex_unlock(&device->lock);
+    return 0;
+}
+
 /* ---- one GPU --------------------------------------------------------------------------------- */
 
 static int priority_of(void)
@@ -107,6 +132,7 @@ int cuda_track_new(struct cuda_gpu *gpu, uint32_t lane)
 {
     struct cuda_track *track = &gpu->tracks[lane];
     CUresult result = cu.cuCtxSetCurrent(gpu->context);
+    int r;
 
     if (result == CUDA_SUCCESS)
         result = cu.cuStreamCreateWithPriority(&track->work, CU_STREAM_NON_BLOCKING, priority_of());
@@ -114,9 +140,12 @@ int cuda_track_new(struct cuda_gpu *gpu, uint32_t lane)
         result =
             cu.cuStreamCreateWithPriority(&track->notify, CU_STREAM_NON_BLOCKING, priority_of());
     if (result == CUDA_SUCCESS)
-        return 0;
-    cuda_track_free(gpu, lane);
-    return result == CUDA_ERROR_OUT_OF_MEMORY ? GW_E_NOMEM : GW_E_DEVICE;
+        r = gpu->device->way->track_new(gpu, lane);
+    else
+        r = result == CUDA_ERROR_OUT_OF_MEMORY ? GW_E_NOMEM : GW_E_DEVICE;
+    if (r < 0)
+        cuda_track_free(gpu, lane);
+    return r;
 }
 
 void cuda_track_free(struct cuda_gpu *gpu, uint32_t lane)
@@ -127,6 +156,7 @@ void cuda_track_free(struct cuda_gpu *gpu, uint32_t lane)
         (void)cu.cuStreamDestroy(track->work);
     if (track->notify)
         (void)cu.cuStreamDestroy(track->notify);
+    gpu->device->way->track_free(gpu, lane);
     *track = (struct cuda_track){0};
 }
 
@@ -136,16 +166,12 @@ static CUresult ask(struct cuda_gpu *gpu)
         .type = CU_MEM_ALLOCATION_TYPE_PINNED,
         .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
         .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = gpu->ordinal}};
-    int memops = 0, vmm = 0;
+    int vmm = 0;
     CUresult result = cu.cuDeviceGetAttribute(
         &vmm, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, gpu->handle);
 
     if (result == CUDA_SUCCESS && !vmm)
         return CUDA_ERROR_NOT_SUPPORTED;
-    /* Older than the attribute, a driver has none of it. */
-    if (cu.cuDeviceGetAttribute(&memops, CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS,
-                                gpu->handle) == CUDA_SUCCESS)
-        gpu->memops = memops != 0;
     if (result == CUDA_SUCCESS)
         result = cu.cuMemGetAllocationGranularity(&gpu->granularity, &prop,
                                                   CU_MEM_ALLOC_GRANULARITY_RECOMMENDED);
@@ -333,6 +359,8 @@ int cuda_place(struct device *device, uint32_t rank, const struct device_place *
     if (r == 0)
         r = check_alone(of, gpu, place, text);
     if (r == 0)
+        r = choose_way(gpu, text);
+    if (r == 0)
         r = make(gpu, text);
     if (r == 0)
         r = join(gpu, text);
@@ -351,10 +379,10 @@ int cuda_place(struct device *device, uint32_t rank, const struct device_place *
     gpu->placed = true;
     of->placed |= UINT64_C(1) << rank;
     pthread_mutex_unlock(&of->lock);
-    if (!gpu->memops)
+    if (of->way == &cuda_events)
         snprintf(text, GW_TEXT_MAX + 1,
-                 "GPU %d has no 64-bit stream memory operations: the engine waits for clients on "
-                 "the host, which is slower",
+                 "GPU %d has no 64-bit stream memory operations: streams are ordered by events, "
+                 "and hosts wait where streams cannot, which is slower",
                  gpu->ordinal);
     return 0;
 }

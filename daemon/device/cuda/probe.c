@@ -170,16 +170,26 @@ static void look_at_mode(const struct probe *probe, int gpu, const char *name)
 static void look_at_stream_memory(const struct probe *probe, int gpu, const char *name)
 {
     CUresult (*get)(int *, CUdevice_attribute, CUdevice);
-    int can = 0;
+    int words = 0, events = 0;
 
     *(void **)&get = driver_symbol("cuDeviceGetAttribute");
-    if (get)
-        (void)get(&can, CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS, gpu);
-    if (!can)
-        say(probe, name, PLUGIN_BAD,
-            "gradwire orders streams of two processes by 64-bit stream memory operations: use a "
-            "GPU and driver that have them",
-            "no 64-bit stream memory operations");
+    if (get) {
+        (void)get(&words, CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS, gpu);
+        (void)get(&events, CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED, gpu);
+    }
+    if (words)
+        say(probe, name, PLUGIN_GOOD, NULL,
+            "streams of two processes wait for words (64-bit stream memory operations)");
+    else if (events)
+        say(probe, name, PLUGIN_WARN,
+            "a GPU and driver that have them are faster: here the trainer's host waits for what "
+            "its streams would, and a reduction begins up to half a millisecond after its "
+            "gradients, never enqueued ahead; trainer and service must see one /dev/shm "
+            "(containers: --ipc=host)",
+            "no 64-bit stream memory operations: interprocess events are used instead");
+    else
+        say(probe, name, PLUGIN_BAD, "use a GPU and driver that have one of the two",
+            "neither 64-bit stream memory operations nor interprocess events");
 }
 
 /* Kernels raise words that hosts raise too. */

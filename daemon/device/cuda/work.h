@@ -54,6 +54,9 @@ struct cuda_work {
     struct cuda_after *after;
     uint32_t slot;           /* of time stamps */
     bool told;               /* given up: told as failed although it may still be running */
+    bool held;               /* not given to the issuing threads yet (tokens.c) */
+    struct cuda_work *held_next;
+    struct cuda_item *later; /* held: signals that will stand behind it */
     struct cuda_item *items; /* one per part, ascending */
 };
 
