@@ -88,6 +88,7 @@ static struct {
     /* the device's */
     uint8_t *pages[3]; /* ops, client, board */
     unsigned page_count, mapped, streams, rings;
+    struct gw_device_events *last_events;
     const void *device_memory; /* of the caller's */
 } sv;
 
@@ -276,6 +277,7 @@ static int sv_events_new(struct gw_device *device,
     *ret_events = malloc(sizeof(**ret_events));
     assert(*ret_events);
     (*ret_events)->number = sv.rings++;
+    sv.last_events = *ret_events;
     return 0;
 }
 
