@@ -2,7 +2,8 @@
 /*
  * Every structure that lies in memory shared between processes. WIRE.md draws them.
  *
- *   client page   client writes, engine reads   wait flag, the client's own timelines
+ *   client page   client writes, engine reads   wait flag, the client's own timelines; behind it
+ *                                               the submission ring (submit.h)
  *   engine page   engine writes, client reads   wake word, error, slots of collective ops
  *   board         engine writes, client reads   per sealed layout: step, update, bucket, unit
  *                                               slots, verdict, used-parameter bits
@@ -63,7 +64,11 @@ struct gw_client_page {
     _Atomic uint32_t waiting; /* > 0: some thread sleeps on the engine page's wake word */
     uint32_t reserved[11];
     _Atomic uint64_t timeline[GW_TIMELINES_MAX];
+    _Atomic uint64_t put; /* submission ring: bytes ever written */
 };
+#define GW_SUBMIT_AT GW_PAGE_BYTES /* of the ring, from the page's start */
+#define GW_SUBMIT_BYTES 131072u
+#define GW_CLIENT_PAGE_BYTES (GW_SUBMIT_AT + GW_SUBMIT_BYTES)
 
 struct gw_shm_error { /* written once, before engine_page.error */
     uint32_t rank;    /* that caused it, or UINT32_MAX */
@@ -75,7 +80,9 @@ struct gw_engine_page {
     struct gw_shm_header header;
     _Atomic uint32_t wake;  /* futex word, +1 at each completion or failure */
     _Atomic int32_t error;  /* 0, or the GW_E_* that ended the job */
-    uint32_t reserved[10];
+    _Atomic uint64_t taken; /* submission ring: bytes ever read */
+    _Atomic uint32_t sleeps; /* odd: the engine sleeps, or is about to, and must be rung for */
+    uint32_t reserved[7];
     struct gw_shm_error failure;
     uint8_t pad[8];
     struct gw_shm_slot op[GW_OPS_IN_FLIGHT]; /* op n raises slot n % 64 to n; n from 1 */
@@ -159,6 +166,7 @@ struct gw_stats_page {
 
 _Static_assert(sizeof(struct gw_shm_slot) == 64, "slot is a cache line");
 _Static_assert(sizeof(struct gw_client_page) <= GW_PAGE_BYTES, "client page fits");
+_Static_assert(offsetof(struct gw_client_page, put) % 64 == 0, "a cache line of its own");
 _Static_assert(sizeof(struct gw_shm_verdict) == 40, "verdict");
 _Static_assert(offsetof(struct gw_engine_page, op) % 64 == 0, "slots are aligned");
 _Static_assert(offsetof(struct gw_shm_board, slots) == 256, "slots are aligned");
