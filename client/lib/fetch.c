@@ -37,7 +37,7 @@ static int send_unit(gw_job *job, uint16_t type, uint32_t unit)
     return r < 0 ? r : channel_send(&job->channel, &msg);
 }
 
-/* Message and count change together under the lock, so that the n-th FETCH on the socket is the
+/* Message and count change together under the lock, so that the n-th FETCH in the ring is the
  * token with value n. */
 int gw_fetch(gw_job *job, uint32_t unit, struct gw_token *ret_token)
 {

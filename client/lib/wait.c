@@ -2,6 +2,7 @@
 /* gw_wait and its kin; see wait.h. Any thread. */
 #include "client/lib/wait.h"
 
+#include <errno.h>
 #include <linux/futex.h>
 #include <stdlib.h>
 #include <sys/syscall.h>
@@ -13,7 +14,7 @@
 #include "client/lib/zero.h"
 
 #define SLICE_NS (200 * CLOCK_MS)       /* a dead engine is noticed within this */
-#define SLICE_PENDING_NS (1 * CLOCK_MS) /* messages wait for room in the socket */
+#define SLICE_PENDING_NS (1 * CLOCK_MS) /* messages wait for room */
 #define SLICE_OWN_NS (5 * CLOCK_MS)     /* own timelines do not move the wake word */
 
 /* Boards exist from the seal on. Indices come from callers: checked at every use. */
@@ -144,20 +145,23 @@ void wait_doze(gw_job *job, uint32_t wake, int64_t slice_ns)
     atomic_fetch_sub(&job->page->waiting, 1);
 }
 
-/* One sleep; returns when woken, after `slice_ns`, or at once if something has been reached. */
-static void nap(gw_job *job, const struct gw_token *tokens, size_t count, bool any,
+/* One sleep; returns when woken, after `slice_ns`, or at once if something has been reached. False:
+ * nobody woke us. */
+static bool nap(gw_job *job, const struct gw_token *tokens, size_t count, bool any,
                 int64_t slice_ns)
 {
     struct timespec timeout = clock_timespec(slice_ns);
     size_t index = 0;
     uint32_t wake;
+    long r = 0;
 
     /* Sequentially consistent, as the engine's two: so one side sees the other. */
     atomic_fetch_add(&job->page->waiting, 1);
     wake = atomic_load(&job->engine->wake);
     if (!reached(job, tokens, count, any, &index) && atomic_load(&job->engine->error) == 0)
-        syscall(SYS_futex, &job->engine->wake, FUTEX_WAIT, wake, &timeout, NULL, 0);
+        r = syscall(SYS_futex, &job->engine->wake, FUTEX_WAIT, wake, &timeout, NULL, 0);
     atomic_fetch_sub(&job->page->waiting, 1);
+    return r == 0 || errno != ETIMEDOUT;
 }
 
 int wait_tokens(gw_job *job, const struct gw_token *tokens, size_t count, bool any,
@@ -182,9 +186,9 @@ int wait_tokens(gw_job *job, const struct gw_token *tokens, size_t count, bool a
             return r;
         if (ret_time->w1 >= deadline)
             return GW_E_TIMEOUT;
-        nap(job, tokens, count, any,
-            clock_slice(ret_time->w1, deadline, slice_for(tokens, count, !empty)));
-        channel_poll(&job->channel);
+        if (!nap(job, tokens, count, any,
+                 clock_slice(ret_time->w1, deadline, slice_for(tokens, count, !empty))))
+            channel_poll(&job->channel); /* an engine that is gone wakes nobody */
     }
 }
 

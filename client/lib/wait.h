@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Tokens against the shared pages. A token is reached once its 64-bit word is >= its value; a
- * waiter sleeps on the engine page's wake word, in slices, and looks after the socket between them.
+ * waiter sleeps on the engine page's wake word, in slices; after one that nobody ended it looks after
+ * the socket.
  *
  *   engine: word = value; wake++; if (waiting > 0) FUTEX_WAKE(wake)
  *   client: waiting++; w = wake; word still too low? FUTEX_WAIT(wake, w); waiting--
