@@ -2,7 +2,7 @@
 /*
  * Every structure that lies in memory shared between processes. WIRE.md draws them.
  *
- *   client page   client writes, engine reads   wait flag, the client's own timelines; behind it
+ *   client page   client writes, engine reads   who waits, the client's own timelines; behind it
  *                                               the submission ring (submit.h)
  *   engine page   engine writes, client reads   wake word, error, slots of collective ops
  *   board         engine writes, client reads   per sealed layout: step, update, bucket, unit
@@ -59,12 +59,23 @@ struct gw_shm_slot {
     uint64_t reserved;
 };
 
+/* Sleepers name what they wait for, coarsely: each slot has one of these lines, the same in every
+ * process, for pages lie at multiples of their size. */
+#define GW_WAKE_LINES 32u
+#define GW_WAKE_ALL UINT32_MAX
+static inline uint32_t gw_wake_line(const struct gw_shm_slot *slot)
+{
+    return (uint32_t)((uintptr_t)slot / sizeof(*slot) % GW_WAKE_LINES);
+}
+
 struct gw_client_page {
     struct gw_shm_header header;
-    _Atomic uint32_t waiting; /* > 0: some thread sleeps on the engine page's wake word */
-    uint32_t reserved[11];
+    uint32_t reserved[12];
     _Atomic uint64_t timeline[GW_TIMELINES_MAX];
     _Atomic uint64_t put; /* submission ring: bytes ever written */
+    uint64_t pad[7];
+    /* Threads that sleep on the engine page's wake word until some slot of the line rises. */
+    _Atomic uint32_t waiting[GW_WAKE_LINES];
 };
 #define GW_SUBMIT_AT GW_PAGE_BYTES /* of the ring, from the page's start */
 #define GW_SUBMIT_BYTES 131072u

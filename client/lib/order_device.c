@@ -228,7 +228,7 @@ static int device_place(gw_job *job, const struct gw_shm_slot *slot, uint64_t va
             return r;
         if (clock_now() >= deadline)
             return GW_E_AGAIN;
-        wait_doze(job, wake, PLACE_SLICE_NS);
+        wait_doze(job, slot, wake, PLACE_SLICE_NS);
     }
 }
 

@@ -167,7 +167,7 @@ static void write_failure(const struct job_port *port, uint32_t rank, int code, 
     port->engine->failure.rank = rank;
     memcpy(port->engine->failure.text, text, strnlen(text, GW_TEXT_MAX));
     atomic_store_explicit(&port->engine->error, code, memory_order_release);
-    device_ring(port->engine, port->client);
+    device_ring(port->engine, port->client, GW_WAKE_ALL);
 }
 
 void job_fail_all(struct job *job, uint32_t rank, int code, const char *text)

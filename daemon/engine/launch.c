@@ -128,7 +128,7 @@ static void tell_place(const struct job *job, const struct core_signal *signal)
         return;
     resolved.slot->placed_offset = signal->offset;
     atomic_store_explicit(&resolved.slot->placed, signal->value, memory_order_release);
-    device_ring(port->engine, port->client);
+    device_ring(port->engine, port->client, device_line(resolved.slot));
 }
 
 static int resolve_signals(struct job *job, const struct core_op *op, struct fabric_op *to)

@@ -212,7 +212,7 @@ static size_t receive(struct session *session)
     } else {
         packet_close_fds(packet);
         session_doom(session, GW_E_PROTOCOL,
-                     "a packet came on the socket; after JOINED frames come in the submission ring");
+                     "a packet came on the socket: after JOINED frames go into the ring");
     }
     return is_heard(session) ? bytes : 0;
 }

@@ -196,18 +196,20 @@ static void wait_slot(struct rank *rank, struct gw_shm_slot *slot, uint64_t valu
     uint64_t until = clock_ns() + DEADLINE_NS;
 
     while (atomic_load_explicit(&slot->value, memory_order_acquire) < value) {
-        struct timespec slice = {0, 200000000};
+        struct timespec until_time = {(time_t)(until / 1000000000u), 0};
+        uint32_t line = gw_wake_line(slot);
         uint32_t wake;
         if (atomic_load(&rank->engine->error) != 0 || clock_ns() > until) {
             fprintf(stderr, "rank %u: failed or stuck: %s\n", rank->rank,
                     rank->engine->failure.text);
             abort();
         }
-        atomic_fetch_add(&rank->client->waiting, 1);
+        atomic_fetch_add(&rank->client->waiting[line], 1);
         wake = atomic_load(&rank->engine->wake);
         if (atomic_load_explicit(&slot->value, memory_order_acquire) < value)
-            (void)syscall(SYS_futex, &rank->engine->wake, FUTEX_WAIT, wake, &slice, NULL, 0);
-        atomic_fetch_sub(&rank->client->waiting, 1);
+            (void)syscall(SYS_futex, &rank->engine->wake, FUTEX_WAIT_BITSET, wake, &until_time,
+                          NULL, 1u << line);
+        atomic_fetch_sub(&rank->client->waiting[line], 1);
     }
 }
 
