@@ -56,7 +56,7 @@ struct gw_shm_slot {
      * calls or for room. */
     _Atomic uint64_t placed;
     uint64_t placed_offset;
-    uint64_t reserved;
+    uint64_t since; /* ... on the host: see gw_shm_board */
 };
 
 /* Sleepers name what they wait for, coarsely: each slot has one of these lines, the same in every
@@ -109,13 +109,26 @@ struct gw_shm_verdict { /* valid for step == board.step.value while unchanged */
     uint64_t digest; /* of the step's ops; equal on all ranks */
 };
 
-/* Header, then `buckets` slots, then `units` slots, then ceil(params/8) bytes of used bits. */
+/*
+ * Header, then `buckets` slots, then `units` slots, then ceil(params/8) bytes of used bits.
+ *
+ * Stage 3 on the host: fetch `placed` of a unit is a hit at placed_offset, if declared now, unless
+ * what was declared meanwhile ends the residency: a fetch that was no hit, or the step's end, after
+ * `served`; or, if some unit of the same fetch unit was fetched by a declaration after `since`, a
+ * fetch of another one after `served`. Numbers are of the rank's fetches and step ends, from 1 in
+ * each generation. Stored: placed = 0, the rest, placed; and then `served`. A client that finds a
+ * hit need not wait, nor ring the doorbell before declaration `ring_at`, where the engine has more
+ * to gather ahead.
+ */
 struct gw_shm_board {
     struct gw_shm_header header;
     uint32_t buckets;
     uint32_t units;
     uint32_t params;
-    uint32_t reserved[9];
+    uint32_t reserved;
+    _Atomic uint64_t served;
+    _Atomic uint64_t ring_at;
+    uint64_t more_reserved[2];
     struct gw_shm_slot step;   /* value: steps whose verdict is in */
     struct gw_shm_slot update; /* value: step whose update, begun by this rank, may write: every
                                 * rank has ended it */

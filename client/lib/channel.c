@@ -102,6 +102,7 @@ static void ring_bell(struct channel *channel)
     uint32_t sleeps = atomic_load_explicit(&channel->engine_page->sleeps, memory_order_seq_cst);
     uint64_t one = 1;
 
+    channel->unrung = false;
     if ((sleeps & 1) == 0 || sleeps == channel->rung)
         return;
     channel->rung = sleeps;
@@ -116,7 +117,9 @@ static int try_put(struct channel *channel, const uint8_t *data, size_t bytes)
     int r = submit_put(&channel->ring, data, bytes);
 
     if (r == 0) {
-        ring_bell(channel);
+        channel->unrung = true;
+        if (!channel->quiet)
+            ring_bell(channel);
         return 1;
     }
     if (r == GW_E_AGAIN)
@@ -271,6 +274,30 @@ int channel_send(struct channel *channel, const struct wire_msg *msg)
     return r;
 }
 
+int channel_send_quiet(struct channel *channel, const struct wire_msg *msg)
+{
+    int r;
+
+    pthread_mutex_lock(&channel->lock);
+    r = channel_put_batch(channel);
+    channel->quiet = true;
+    if (r == 0)
+        r = channel_put(channel, msg);
+    channel->quiet = false;
+    pthread_mutex_unlock(&channel->lock);
+    return r;
+}
+
+/* All that can be sent is, and heard of. Lock held. */
+static void push_all(struct channel *channel)
+{
+    (void)channel_put_batch(channel);
+    if (channel->first)
+        (void)channel_push_pending(channel);
+    if (channel->unrung)
+        ring_bell(channel);
+}
+
 int channel_ready(struct channel *channel, const struct wire_ready_entry *entry, bool flush)
 {
     int r = 0;
@@ -296,9 +323,7 @@ bool channel_flush(struct channel *channel)
     bool empty;
 
     pthread_mutex_lock(&channel->lock);
-    (void)channel_put_batch(channel);
-    if (channel->first)
-        (void)channel_push_pending(channel);
+    push_all(channel);
     empty = !channel->first && channel->batch_count == 0;
     pthread_mutex_unlock(&channel->lock);
     return empty;
@@ -316,9 +341,7 @@ void channel_poll(struct channel *channel)
 {
     pthread_mutex_lock(&channel->lock);
     if (!atomic_load(&channel->dead)) {
-        (void)channel_put_batch(channel);
-        if (channel->first)
-            (void)channel_push_pending(channel);
+        push_all(channel);
         channel_drain(channel);
     }
     pthread_mutex_unlock(&channel->lock);

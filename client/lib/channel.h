@@ -61,6 +61,8 @@ struct channel {
     const struct gw_engine_page *engine_page; /* NULL before */
     int doorbell;
     uint32_t rung; /* the engine's sleep that it was rung for */
+    bool quiet;    /* what is put now need not be heard of */
+    bool unrung;   /* such frames lie in the ring */
     bool reading;
     bool welcomed;   /* before: the other side is gradwired */
     atomic_int dead; /* 0, or the GW_E_* that ended the channel; dead_text is set before */
@@ -93,6 +95,8 @@ void channel_join(struct channel *channel, struct gw_client_page *page,
 int channel_error(struct channel *channel);
 /* One-way; the batch goes first. GW_E_AGAIN when too much is pending (nothing was done). */
 int channel_send(struct channel *channel, const struct wire_msg *msg);
+/* The same for what the engine need not hear of before the next message, or a wait. */
+int channel_send_quiet(struct channel *channel, const struct wire_msg *msg);
 /* One READY entry into the batch; `flush` sends it at once (a bucket is complete). */
 int channel_ready(struct channel *channel, const struct wire_ready_entry *entry, bool flush);
 /* Stamps what is in the batch now. An error has ended the channel. */

@@ -8,9 +8,9 @@
  *   client: waiting++; w = wake; word still too low? FUTEX_WAIT(wake, w); waiting--
  *
  * `waiting` is a count for each line of slots (proto/shm.h), and a line a bit of the futex: only
- * words of their own lines wake sleepers. Accesses of `wake` and `waiting` are sequentially consistent on both sides: either the engine
- * sees `waiting`, or the client sees the new word or wake: no wake-up is lost. Any thread; no lock
- * is held while sleeping.
+ * words of their own lines wake sleepers. Accesses of `wake` and `waiting` are sequentially
+ * consistent on both sides: either the engine sees `waiting`, or the client sees the new word or
+ * wake: no wake-up is lost. Any thread; no lock is held while sleeping.
  */
 #ifndef GW_CLIENT_WAIT_H
 #define GW_CLIENT_WAIT_H

@@ -28,6 +28,20 @@ struct params {
     bool sealing;        /* some thread is inside gw_seal */
 };
 
+/* What tells whether a fetch is a hit (proto/shm.h, gw_shm_board): numbers of declarations, which
+ * are the rank's fetches and step ends. */
+struct hits {
+    uint64_t declared;
+    uint64_t cleared; /* the last fetch that was no hit, or step end */
+    uint64_t fetched; /* the last fetch, of fetch unit `unit` */
+    uint64_t other;   /* the last fetch of another one */
+    uint32_t unit;
+    uint64_t *touched; /* by fetch unit: its last fetch */
+    struct hit {
+        uint64_t value, offset; /* fetch `value` was a hit there; 0: none yet */
+    } * last;                   /* by unit */
+};
+
 struct zero_array {
     struct zero_array *next;
     char name[GW_LABEL_MAX + 1];
@@ -63,6 +77,7 @@ struct zero {
     uint32_t asked_bucket;
     uint64_t asked_gives; /* the ledger's count of gives when it was sent */
     uint64_t *fetches, *releases;
+    struct hits hits;
     uint64_t steps;         /* ended by this rank */
     uint64_t updated;       /* last step that was updated */
     uint64_t window_waited; /* step whose update window a stream of the caller waits for */
@@ -87,6 +102,10 @@ int memory_map(gw_job *job, struct zero *zero, int64_t deadline);
  * device both are the same mapping; the memory's owner is `map` if both are asked for. */
 int memory_get(gw_job *job, enum gw_arena_kind kind, uint32_t index, uint64_t bytes,
                const char *what, int64_t deadline, struct map *view, struct map *map);
+
+/* ---- fetch.c */
+/* A step end was sent. Lock held. */
+void fetch_step_ended(struct zero *zero);
 
 /* ---- state */
 /* The job is sealed: *ret_zero. sealed: may have failed (job_enter); enter: has not (job_check). */

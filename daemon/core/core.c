@@ -297,6 +297,16 @@ struct core_ref core_param_ref(const struct core *core, uint32_t param, uint64_t
     return none;
 }
 
+bool core_next_grant(struct core *core, struct core_grant *ret_grant)
+{
+    return core->zero && grant_next(core->zero, ret_grant);
+}
+
+bool core_progress(struct core *core, uint32_t rank, struct core_progress *ret_progress)
+{
+    return core->zero && grant_progress(core->zero, rank, ret_progress);
+}
+
 void core_stats(const struct core *core, uint32_t rank, struct wire_msg *msg)
 {
     if (core->zero)

@@ -19,6 +19,7 @@ struct residency { /* of a fetch unit */
     bool resident;
     bool fetched; /* since the gather; if not: gathered ahead */
     bool passed;  /* another fetch unit was fetched after it */
+    bool changed; /* stands in the list */
     uint32_t references;
     uint32_t units_fetched; /* different registered units, in this residency */
     uint32_t units_needed;  /* registered units that have buckets */
@@ -41,6 +42,8 @@ struct prefetch {
     bool whole; /* the pool holds all units: each has its own place */
     uint32_t fetch_units;
     struct residency *residencies; /* by fetch unit */
+    uint32_t *changed;             /* fetch units that prefetch_next_changed has to tell */
+    uint32_t changed_count;
     uint64_t *unit_serial;         /* by registered unit: the residency it was last fetched in */
     uint64_t serial;
     uint64_t resident_bytes, ahead_bytes;
@@ -86,7 +89,8 @@ static int allocate(struct prefetch *plan, const struct gw_layout_page *page)
     plan->residencies = calloc((size_t)page->fetch_units + 1, sizeof(*plan->residencies));
     plan->unit_serial = calloc((size_t)page->units + 1, sizeof(*plan->unit_serial));
     plan->current = calloc(plan->sequence_max, sizeof(*plan->current));
-    if (!plan->residencies || !plan->unit_serial || !plan->current)
+    plan->changed = calloc((size_t)page->fetch_units + 1, sizeof(*plan->changed));
+    if (!plan->residencies || !plan->unit_serial || !plan->current || !plan->changed)
         return GW_E_NOMEM;
     for (uint32_t o = 0; o < ORDERS; o++) {
         plan->orders[o].units = calloc(plan->sequence_max, sizeof(*plan->orders[o].units));
@@ -132,6 +136,7 @@ struct prefetch *prefetch_free(struct prefetch *plan)
         return NULL;
     pool_free(plan->pool);
     free(plan->residencies);
+    free(plan->changed);
     free(plan->unit_serial);
     for (uint32_t o = 0; o < ORDERS; o++)
         free(plan->orders[o].units);
@@ -157,8 +162,17 @@ static void start_residency(struct prefetch *plan, uint32_t f, uint64_t offset)
         plan->figures.bytes_max = plan->resident_bytes;
 }
 
+static void note_change(struct prefetch *plan, struct residency *at)
+{
+    if (at->changed)
+        return;
+    at->changed = true;
+    plan->changed[plan->changed_count++] = (uint32_t)(at - plan->residencies);
+}
+
 static void end_residency(struct prefetch *plan, struct residency *at)
 {
+    note_change(plan, at);
     at->resident = false;
     plan->resident_bytes -= at->bytes;
     if (!at->fetched) {
@@ -216,6 +230,7 @@ static void pass_others(struct prefetch *plan, uint32_t f)
         if (other == f || !at->resident || !at->fetched)
             continue;
         at->passed = true;
+        note_change(plan, at);
         if (at->references == 0)
             end_residency(plan, at);
     }
@@ -410,6 +425,43 @@ void prefetch_reset(struct prefetch *plan)
     end_all(plan);
     plan->figures.drops = drops; /* a broken step's residencies are nobody's misjudgement */
     forget_orders(plan);
+}
+
+/* ---- what others ask ------------------------------------------------------------------------- */
+
+bool prefetch_next_changed(struct prefetch *plan, uint32_t *ret_fetch_unit)
+{
+    if (plan->changed_count == 0)
+        return false;
+    *ret_fetch_unit = plan->changed[--plan->changed_count];
+    plan->residencies[*ret_fetch_unit].changed = false;
+    return true;
+}
+
+bool prefetch_is_fresh(const struct prefetch *plan, uint32_t unit, uint64_t *ret_offset)
+{
+    const struct residency *at = &plan->residencies[plan->units[unit].fetch_unit];
+
+    *ret_offset = at->offset;
+    return at->resident && !at->passed && plan->unit_serial[unit] != at->serial;
+}
+
+bool prefetch_has_more(const struct prefetch *plan, uint32_t *ret_ahead)
+{
+    const struct order *order = plan->following == NO_ORDER ? NULL : &plan->orders[plan->following];
+    uint32_t ahead = 0;
+
+    if (!order || plan->lost || plan->config.ahead_bytes == 0)
+        return false;
+    for (uint32_t i = plan->next; i < order->count; i++, ahead++) {
+        const struct residency *at = &plan->residencies[order->units[i]];
+
+        if (!at->resident || at->fetched) {
+            *ret_ahead = ahead;
+            return true;
+        }
+    }
+    return false;
 }
 
 struct prefetch_figures prefetch_figures(const struct prefetch *plan)

@@ -69,4 +69,8 @@ struct core_ref zero_param_ref(const struct zero *zero, uint32_t param, uint64_t
                                uint32_t *ret_owner, uint64_t *ret_count);
 void zero_stats(const struct zero *zero, uint32_t rank, struct wire_msg *msg);
 
+/* ---- zero_grant.c: as core_next_grant and core_progress */
+bool grant_next(struct zero *zero, struct core_grant *ret_grant);
+bool grant_progress(struct zero *zero, uint32_t rank, struct core_progress *ret_progress);
+
 #endif

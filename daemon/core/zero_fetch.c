@@ -133,15 +133,19 @@ static struct core_signal served(struct zero *z, uint32_t rank, uint32_t unit, u
 
 /* step: the rank's step that it is fetched for. */
 static struct core_op *launch_gather(struct zero *z, uint32_t rank,
-                                     const struct prefetch_gather *gather, uint64_t step)
+                                     const struct prefetch_gather *gather, uint64_t step,
+                                     bool ahead)
 {
     struct core_op *op =
         fetch_gather_op(z, rank, gather->fetch_unit, gather->offset_bytes, FLIGHT_GATHER);
     struct zero_flight *flight = ops_flight(z, op->id);
 
     op->step = step;
-    if (flight)
+    if (flight) {
         flight->step = step;
+        flight->index = gather->fetch_unit;
+    }
+    grant_launched(z, rank, gather->fetch_unit, ahead);
     *unit_gather(z, rank, gather->fetch_unit) = z->ranks[rank].gather_op = op->id;
     return op;
 }
@@ -151,7 +155,7 @@ static void gather_ahead(struct zero *z, uint32_t rank, uint64_t step)
     struct prefetch_gather gather;
 
     while (prefetch_ahead(z->ranks[rank].plan, &gather))
-        (void)launch_gather(z, rank, &gather, step);
+        (void)launch_gather(z, rank, &gather, step, true);
 }
 
 static int fail_budget(struct zero *z, uint32_t rank, uint32_t unit)
@@ -186,7 +190,7 @@ static int serve_planned(struct zero *z, uint32_t rank, const struct zero_late *
         ops_signal(z, served(z, rank, what->unit, gather.offset_bytes),
                    *unit_gather(z, rank, gather.fetch_unit));
     } else {
-        op = launch_gather(z, rank, &gather, what->step);
+        op = launch_gather(z, rank, &gather, what->step, false);
         signals = ops_signals(z, op, 1);
         if (signals)
             *signals = served(z, rank, what->unit, gather.offset_bytes);
@@ -245,8 +249,11 @@ int fetch_pump(struct zero *z)
         struct zero_queue *queue = &z->ranks[r].fetches;
 
         while (queue->head && version_ready(z, r, queue->head->step)) {
-            int code = serve(z, r, queue->head);
+            int code;
 
+            z->ranks[r].served += queue->head->type != WIRE_RELEASE;
+            code = serve(z, r, queue->head);
+            grant_served(z, r);
             zero_queue_drop(queue);
             if (code < 0)
                 return code;

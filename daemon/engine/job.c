@@ -329,6 +329,7 @@ static int drain_effects(struct job *job, uint64_t now_ns)
 
     while (r == 0 && core_next_effect(job->core, &effect))
         r = execute(job, now_ns, &effect);
+    launch_grants(job);
     return r;
 }
 

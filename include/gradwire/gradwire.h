@@ -274,7 +274,8 @@ GW_API int gw_param_read_sync(gw_job *job, uint32_t param, uint64_t offset, uint
 
 /* ---- ZeRO: a step ---------------------------------------------------------------------------- */
 
-/* Asks for the registered unit's parameters; the token is reached when they may be read. Each fetch
+/* Asks for the registered unit's parameters; the token is reached when they may be read, which is
+ * at once (timeline 0) where they were gathered ahead: such a call makes no system call. Each fetch
  * needs one release. Any order, any subset of ranks. */
 GW_API int gw_fetch(gw_job *job, uint32_t unit, struct gw_token *ret_token);
 GW_API int gw_release(gw_job *job, uint32_t unit);
