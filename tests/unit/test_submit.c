@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The submission ring: order and content round its end, credit, and sides that lie. */
+/* The submission ring: order and content round its end, credit, and sides that lie.
+ * ctest: label=tsan */
 #include <pthread.h>
 #include <sched.h>
 #include <setjmp.h>
