@@ -867,7 +867,7 @@ static inline void sv_close(gw_job *job)
     close(sv.listener);
     unlink(sv.path);
     layout_free(sv.layout);
-    munmap(sv.client, GW_PAGE_BYTES);
+    munmap(sv.client, GW_CLIENT_PAGE_BYTES);
     munmap(sv.engine, GW_ENGINE_PAGE_BYTES);
 }
 
