@@ -3,8 +3,8 @@
  * A rank whose calls are watched by strace: it marks what it does by calls of access() with a name
  * that exists nowhere. Run by test_submit_calls.py.
  *
- *   submit_calls fetch               stage 3, alone: begin, then "hit" or "no hit" behind each fetch
- *                                    and its release; ends after HITS of them
+ *   submit_calls fetch               stage 3, alone: begin, then "hit" behind a fetch that is one
+ *                                    and its release, or "no hit"; ends after HITS
  *   submit_calls ready               stage 1, alone: begin, "ready" behind each declaration
  *   submit_calls ops RANK ID_FILE    2 ranks: "started", waits for ID_FILE.go, OPS all-reduces of
  *                                    4 KiB, "done", waits for ID_FILE.end
@@ -113,8 +113,9 @@ static void fetches(void)
 
 static void readies(void)
 {
-    struct gw_zero_options zero = {
-        .struct_size = sizeof(zero), .stage = 1, .bucket_bytes = PARAMS / 4 * NUMEL * sizeof(float)};
+    struct gw_zero_options zero = {.struct_size = sizeof(zero),
+                                   .stage = 1,
+                                   .bucket_bytes = PARAMS / 4 * NUMEL * sizeof(float)};
     gw_job *job = alone(&zero, PARAMS);
 
     for (uint32_t p = PARAMS; p-- > 0;) {
