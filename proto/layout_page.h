@@ -4,15 +4,15 @@
  * form in which daemon/core/layout holds it. Host byte order; offsets in bytes from the page's
  * start; all sizes of tensors in elements. Arrays follow the header in the order of its fields.
  *
- * A bucket is of one group and one pair of dtypes. Flat order: buckets one after the other, padding at
- * each bucket's end. A parameter is contiguous in it, because cut buckets have no padding and follow
- * each other.
+ * A bucket is of one group and one pair of dtypes. Flat order: buckets one after the other, padding
+ * at each bucket's end. A parameter is contiguous in it, because cut buckets have no padding and
+ * follow each other.
  *
  *   | p0 | p1 |pad| p2 (first piece)  | p2 (rest) | p3 |pad|
  *   |- bucket 0 -||---- bucket 1 ----||---- bucket 2 -----|
  *
- * It is an order of numbers, the same for all ranks; where a bucket's bytes lie in a rank's memory is
- * told by place.h.
+ * It is an order of numbers, the same for all ranks; where a bucket's bytes lie in a rank's memory
+ * is told by place.h.
  */
 #ifndef GW_PROTO_LAYOUT_PAGE_H
 #define GW_PROTO_LAYOUT_PAGE_H
@@ -72,8 +72,8 @@ struct gw_layout_bucket {
 /* A registered unit: a run of parameters with the same unit name. */
 struct gw_layout_unit {
     uint32_t first_param, params;
-    uint32_t first_bucket, buckets; /* the range of buckets that hold its parameters, persistent ones
-                                     * apart; others may lie between. 0 buckets: none */
+    uint32_t first_bucket, buckets; /* the range of buckets that hold its parameters, persistent
+                                     * ones apart; others may lie between. 0 buckets: none */
     uint32_t fetch_unit; /* UINT32_MAX: all its parameters are persistent, or empty (stage 3) */
     uint32_t name_at, name_bytes;
     uint32_t persistent; /* 1: some of its parameters are */

@@ -2,7 +2,8 @@
 /*
  * Every structure that lies in memory shared between processes. WIRE.md draws them.
  *
- *   client page   client writes, engine reads   wait flag, the client's own timelines
+ *   client page   client writes, engine reads   who waits, the client's own timelines; behind it
+ *                                               the submission ring (submit.h)
  *   engine page   engine writes, client reads   wake word, error, slots of collective ops
  *   board         engine writes, client reads   per sealed layout: step, update, bucket, unit
  *                                               slots, verdict, used-parameter bits
@@ -55,15 +56,30 @@ struct gw_shm_slot {
      * calls or for room. */
     _Atomic uint64_t placed;
     uint64_t placed_offset;
-    uint64_t reserved;
+    uint64_t since; /* ... on the host: see gw_shm_board */
 };
+
+/* Sleepers name what they wait for, coarsely: each slot has one of these lines, the same in every
+ * process, for pages lie at multiples of their size. */
+#define GW_WAKE_LINES 32u
+#define GW_WAKE_ALL UINT32_MAX
+static inline uint32_t gw_wake_line(const struct gw_shm_slot *slot)
+{
+    return (uint32_t)((uintptr_t)slot / sizeof(*slot) % GW_WAKE_LINES);
+}
 
 struct gw_client_page {
     struct gw_shm_header header;
-    _Atomic uint32_t waiting; /* > 0: some thread sleeps on the engine page's wake word */
-    uint32_t reserved[11];
+    uint32_t reserved[12];
     _Atomic uint64_t timeline[GW_TIMELINES_MAX];
+    _Atomic uint64_t put; /* submission ring: bytes ever written */
+    uint64_t pad[7];
+    /* Threads that sleep on the engine page's wake word until some slot of the line rises. */
+    _Atomic uint32_t waiting[GW_WAKE_LINES];
 };
+#define GW_SUBMIT_AT GW_PAGE_BYTES /* of the ring, from the page's start */
+#define GW_SUBMIT_BYTES 131072u
+#define GW_CLIENT_PAGE_BYTES (GW_SUBMIT_AT + GW_SUBMIT_BYTES)
 
 struct gw_shm_error { /* written once, before engine_page.error */
     uint32_t rank;    /* that caused it, or UINT32_MAX */
@@ -75,7 +91,9 @@ struct gw_engine_page {
     struct gw_shm_header header;
     _Atomic uint32_t wake;  /* futex word, +1 at each completion or failure */
     _Atomic int32_t error;  /* 0, or the GW_E_* that ended the job */
-    uint32_t reserved[10];
+    _Atomic uint64_t taken; /* submission ring: bytes ever read */
+    _Atomic uint32_t sleeps; /* odd: the engine sleeps, or is about to, and must be rung for */
+    uint32_t reserved[7];
     struct gw_shm_error failure;
     uint8_t pad[8];
     struct gw_shm_slot op[GW_OPS_IN_FLIGHT]; /* op n raises slot n % 64 to n; n from 1 */
@@ -91,13 +109,26 @@ struct gw_shm_verdict { /* valid for step == board.step.value while unchanged */
     uint64_t digest; /* of the step's ops; equal on all ranks */
 };
 
-/* Header, then `buckets` slots, then `units` slots, then ceil(params/8) bytes of used bits. */
+/*
+ * Header, then `buckets` slots, then `units` slots, then ceil(params/8) bytes of used bits.
+ *
+ * Stage 3 on the host: fetch `placed` of a unit is a hit at placed_offset, if declared now, unless
+ * what was declared meanwhile ends the residency: a fetch that was no hit, or the step's end, after
+ * `served`; or, if some unit of the same fetch unit was fetched by a declaration after `since`, a
+ * fetch of another one after `served`. Numbers are of the rank's fetches and step ends, from 1 in
+ * each generation. Stored: placed = 0, the rest, placed; and then `served`. A client that finds a
+ * hit need not wait, nor ring the doorbell before declaration `ring_at`, where the engine has more
+ * to gather ahead.
+ */
 struct gw_shm_board {
     struct gw_shm_header header;
     uint32_t buckets;
     uint32_t units;
     uint32_t params;
-    uint32_t reserved[9];
+    uint32_t reserved;
+    _Atomic uint64_t served;
+    _Atomic uint64_t ring_at;
+    uint64_t more_reserved[2];
     struct gw_shm_slot step;   /* value: steps whose verdict is in */
     struct gw_shm_slot update; /* value: step whose update, begun by this rank, may write: every
                                 * rank has ended it */
@@ -159,6 +190,7 @@ struct gw_stats_page {
 
 _Static_assert(sizeof(struct gw_shm_slot) == 64, "slot is a cache line");
 _Static_assert(sizeof(struct gw_client_page) <= GW_PAGE_BYTES, "client page fits");
+_Static_assert(offsetof(struct gw_client_page, put) % 64 == 0, "a cache line of its own");
 _Static_assert(sizeof(struct gw_shm_verdict) == 40, "verdict");
 _Static_assert(offsetof(struct gw_engine_page, op) % 64 == 0, "slots are aligned");
 _Static_assert(offsetof(struct gw_shm_board, slots) == 256, "slots are aligned");

@@ -9,7 +9,6 @@
 #include <string.h>
 
 #include "client/lib/device.h"
-#include "proto/limits.h"
 
 #define DRIVER_FILE "libcuda.so.1"
 

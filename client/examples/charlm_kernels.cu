@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * charlm's arithmetic on a GPU: one thread per element and the chain of additions that
- * charlm_math.h asks for. An example of how to train through gradwire, not of fast kernels. Compiles
- * with nvcc and, for tests without a GPU, as C (daemon/device/cuda/kernel.h).
+ * charlm_math.h asks for. An example of how to train through gradwire, not of fast kernels.
+ * Compiles with nvcc and, for tests without a GPU, as C (daemon/device/cuda/kernel.h).
  */
 #include "client/examples/charlm_kernels.h"
 
@@ -72,9 +72,10 @@ GW_KERNEL(charlm_k_embed)
 GW_KERNEL(charlm_k_loss)
 {
     for (uint64_t s = gw_k_index(); s < arg->count; s += gw_k_count())
-        arg->each[s] = math_loss_one(arg->scores + s * arg->vocab, arg->deltas + s * arg->vocab,
-                                     arg->vocab, arg->symbols[s * (arg->context + 1) + arg->context],
-                                     1.0f / (float)arg->count);
+        arg->each[s] =
+            math_loss_one(arg->scores + s * arg->vocab, arg->deltas + s * arg->vocab, arg->vocab,
+                          arg->symbols[s * (arg->context + 1) + arg->context],
+                          1.0f / (float)arg->count);
 }
 
 GW_KERNEL(charlm_k_mean)

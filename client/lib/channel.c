@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Sending: batch, pending packets, one-way messages; see channel.h. Any thread, under
+ * Sending: batch, pending frames, one-way messages; see channel.h. Any thread, under
  * channel->lock; no call here blocks. Replies are read in request.c.
  */
 #include <errno.h>
@@ -8,8 +8,11 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
 
 #include "client/lib/channel_internal.h"
+#include "client/lib/clock.h"
 #include "client/lib/err.h"
 
 struct packet {
@@ -82,11 +85,57 @@ void channel_lost(struct channel *channel)
     channel_die(channel, channel->welcomed ? GW_E_ENGINE_LOST : GW_E_NO_DAEMON, text);
 }
 
-/* 1: sent, 0: the socket is full, negative: the channel is dead. */
+void channel_join(struct channel *channel, struct gw_client_page *page,
+                  const struct gw_engine_page *engine_page, int doorbell)
+{
+    pthread_mutex_lock(&channel->lock);
+    submit_writer_start(&channel->ring, page, engine_page);
+    channel->doorbell = doorbell;
+    channel->engine_page = engine_page;
+    pthread_mutex_unlock(&channel->lock);
+}
+
+/* After the ring's position, in the one order of all such accesses: an engine that is not seen to
+ * sleep here looks at the ring once more before it does. */
+static void ring_bell(struct channel *channel)
+{
+    uint32_t sleeps = atomic_load_explicit(&channel->engine_page->sleeps, memory_order_seq_cst);
+    uint64_t one = 1;
+
+    channel->unrung = false;
+    if ((sleeps & 1) == 0 || sleeps == channel->rung)
+        return;
+    channel->rung = sleeps;
+    /* A full counter rings already. */
+    if (write(channel->doorbell, &one, sizeof(one)) < 0)
+        return;
+}
+
+/* As try_send. A full ring is an engine that is behind, or gone. */
+static int try_put(struct channel *channel, const uint8_t *data, size_t bytes)
+{
+    int r = submit_put(&channel->ring, data, bytes);
+
+    if (r == 0) {
+        channel->unrung = true;
+        if (!channel->quiet)
+            ring_bell(channel);
+        return 1;
+    }
+    if (r == GW_E_AGAIN)
+        channel_drain(channel);
+    else
+        channel_die(channel, GW_E_PROTOCOL, "the engine took more than was sent");
+    return channel_error(channel);
+}
+
+/* 1: sent, 0: there is no room, negative: the channel is dead. */
 static int try_send(struct channel *channel, const uint8_t *data, size_t bytes)
 {
     ssize_t sent;
 
+    if (channel->engine_page)
+        return try_put(channel, data, bytes);
     do {
         sent = send(channel->fd, data, bytes, MSG_DONTWAIT | MSG_NOSIGNAL);
     } while (sent < 0 && errno == EINTR);
@@ -135,8 +184,8 @@ static int keep(struct channel *channel, size_t bytes)
     return 0;
 }
 
-/* Pending packets go first, so order is kept; a packet is kept only while older ones are, or the
- * socket is full. The bound is checked before encoding: a refused call has done nothing. */
+/* Pending frames go first, so order is kept; one is kept only while older ones are, or the ring is
+ * full. The bound is checked before encoding: a refused call has done nothing. */
 int channel_put(struct channel *channel, const struct wire_msg *msg)
 {
     size_t bytes = 0;
@@ -225,6 +274,30 @@ int channel_send(struct channel *channel, const struct wire_msg *msg)
     return r;
 }
 
+int channel_send_quiet(struct channel *channel, const struct wire_msg *msg)
+{
+    int r;
+
+    pthread_mutex_lock(&channel->lock);
+    r = channel_put_batch(channel);
+    channel->quiet = true;
+    if (r == 0)
+        r = channel_put(channel, msg);
+    channel->quiet = false;
+    pthread_mutex_unlock(&channel->lock);
+    return r;
+}
+
+/* All that can be sent is, and heard of. Lock held. */
+static void push_all(struct channel *channel)
+{
+    (void)channel_put_batch(channel);
+    if (channel->first)
+        (void)channel_push_pending(channel);
+    if (channel->unrung)
+        ring_bell(channel);
+}
+
 int channel_ready(struct channel *channel, const struct wire_ready_entry *entry, bool flush)
 {
     int r = 0;
@@ -236,7 +309,7 @@ int channel_ready(struct channel *channel, const struct wire_ready_entry *entry,
         r = channel_error(channel);
     if (r == 0) {
         channel->batch[channel->batch_count++] = *entry;
-        /* The entry is taken; if the socket is full, a later call sends the batch. */
+        /* The entry is taken; if there is no room, a later call sends the batch. */
         if (flush)
             (void)channel_put_batch(channel);
     }
@@ -250,21 +323,25 @@ bool channel_flush(struct channel *channel)
     bool empty;
 
     pthread_mutex_lock(&channel->lock);
-    (void)channel_put_batch(channel);
-    if (channel->first)
-        (void)channel_push_pending(channel);
+    push_all(channel);
     empty = !channel->first && channel->batch_count == 0;
     pthread_mutex_unlock(&channel->lock);
     return empty;
+}
+
+void channel_pause(struct channel *channel)
+{
+    struct timespec pause = clock_timespec(CHANNEL_PAUSE_NS);
+
+    channel_poll(channel);
+    nanosleep(&pause, NULL);
 }
 
 void channel_poll(struct channel *channel)
 {
     pthread_mutex_lock(&channel->lock);
     if (!atomic_load(&channel->dead)) {
-        (void)channel_put_batch(channel);
-        if (channel->first)
-            (void)channel_push_pending(channel);
+        push_all(channel);
         channel_drain(channel);
     }
     pthread_mutex_unlock(&channel->lock);

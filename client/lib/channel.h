@@ -7,11 +7,14 @@
  * with a request outstanding take turns as reader, the others sleep on `cond`. There is no thread
  * of its own.
  *
- *   READY entries -> batch (<= 256) --+-> pending packets (bounded) -> socket
- *   other messages -------------------+        only while the socket is full
+ *   READY entries -> batch (<= 256) --+-> pending frames (bounded) -> submission ring
+ *   other messages -------------------+        only while that is full
+ *
+ * Until the job is joined frames are packets on the socket; replies always are. The doorbell is
+ * rung only for an engine that says it sleeps, once for each of its sleeps.
  *
  * A READY that completes its bucket sends the batch, as does any other message and any wait that
- * sleeps: the engine needs the rest no earlier. Order on the socket is the order of the calls. A
+ * sleeps: the engine needs the rest no earlier. Order in the ring is the order of the calls. A
  * request whose deadline passes is parked: the engine still works on it, and the next call of that
  * kind takes its reply instead of asking twice.
  */
@@ -25,9 +28,11 @@
 #include <stdint.h>
 
 #include "client/lib/fork.h"
+#include "proto/submit.h"
 #include "proto/wire.h"
 
-#define CHANNEL_PENDING_MAX (4u << 20) /* bytes kept while the socket is full */
+#define CHANNEL_PENDING_MAX (4u << 20) /* bytes kept while the ring is full */
+#define CHANNEL_PAUSE_NS 1000000       /* between two looks for room */
 
 struct reply {
     struct wire_msg *msg;
@@ -51,6 +56,13 @@ struct channel {
     pthread_cond_t cond; /* CLOCK_MONOTONIC */
     struct fork_state *fork;
     int fd;
+    /* Once joined: */
+    struct submit_writer ring;
+    const struct gw_engine_page *engine_page; /* NULL before */
+    int doorbell;
+    uint32_t rung; /* the engine's sleep that it was rung for */
+    bool quiet;    /* what is put now need not be heard of */
+    bool unrung;   /* such frames lie in the ring */
     bool reading;
     bool welcomed;   /* before: the other side is gradwired */
     atomic_int dead; /* 0, or the GW_E_* that ended the channel; dead_text is set before */
@@ -75,16 +87,24 @@ struct channel {
 int channel_init(struct channel *channel, struct fork_state *fork);
 void channel_deinit(struct channel *channel);
 
+/* The job is joined: frames go into the ring from here on. The pages and the doorbell stay the
+ * caller's, and mapped as long as the channel is used. */
+void channel_join(struct channel *channel, struct gw_client_page *page,
+                  const struct gw_engine_page *engine_page, int doorbell);
 /* 0 or the channel's error, with its text. */
 int channel_error(struct channel *channel);
 /* One-way; the batch goes first. GW_E_AGAIN when too much is pending (nothing was done). */
 int channel_send(struct channel *channel, const struct wire_msg *msg);
+/* The same for what the engine need not hear of before the next message, or a wait. */
+int channel_send_quiet(struct channel *channel, const struct wire_msg *msg);
 /* One READY entry into the batch; `flush` sends it at once (a bucket is complete). */
 int channel_ready(struct channel *channel, const struct wire_ready_entry *entry, bool flush);
 /* Stamps what is in the batch now. An error has ended the channel. */
 int channel_stamp(struct channel *channel);
-/* Sends what is batched or pending as far as the socket takes it; true: nothing is left. */
+/* Sends what is batched or pending as far as there is room; true: nothing is left. */
 bool channel_flush(struct channel *channel);
+/* A short while, in which there may be room. */
+void channel_pause(struct channel *channel);
 /* Flushes and reads what is there, without blocking: notices a dead engine. */
 void channel_poll(struct channel *channel);
 

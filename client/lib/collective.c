@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Ops of the collectives layer: checked here, numbered under job->lock (so that the numbers are the
- * order on the socket), run by the engine. Any thread; no call here blocks.
+ * order in the ring), run by the engine. Any thread; no call here blocks.
  */
 #include "client/lib/collective.h"
 

@@ -165,7 +165,7 @@ static int take_welcome(gw_job *job, struct reply *reply)
                        reply->fd_count);
     snprintf(job->channel.engine, sizeof(job->channel.engine), "engine (pid %u)",
              reply->msg->u.welcome.engine_pid);
-    r = map_page(reply->fds[0], GW_SHM_CLIENT, GW_PAGE_BYTES, sizeof(struct gw_client_page),
+    r = map_page(reply->fds[0], GW_SHM_CLIENT, GW_CLIENT_PAGE_BYTES, sizeof(struct gw_client_page),
                  PROT_READ | PROT_WRITE, "client page", &job->client_map);
     if (r == 0)
         r = map_page(reply->fds[1], GW_SHM_ENGINE, GW_ENGINE_PAGE_BYTES,

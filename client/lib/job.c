@@ -5,7 +5,6 @@
 #include "client/lib/job.h"
 
 #include <errno.h>
-#include <poll.h>
 #include <sodium.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,7 +22,7 @@
 #define TIMEOUT_DEFAULT_NS (30 * CLOCK_SECOND)
 #define JOIN_DEFAULT_NS (300 * CLOCK_SECOND)
 #define OP_DEFAULT_NS (1800 * CLOCK_SECOND)
-#define LEAVE_NS (1 * CLOCK_SECOND) /* for the last message when the socket is full */
+#define LEAVE_NS (1 * CLOCK_SECOND) /* for the last message when there is no room */
 
 /* Relaxed: the flag is set in a new process before any call of it can run. */
 int job_enter(const gw_job *job)
@@ -169,11 +168,8 @@ static void leave(gw_job *job)
     if (channel_send(&job->channel, &msg) < 0)
         return;
     while (!channel_flush(&job->channel) && channel_error(&job->channel) == 0 &&
-           clock_now() < deadline) {
-        struct pollfd poll_fd = {.fd = job->channel.fd, .events = POLLOUT};
-
-        poll(&poll_fd, 1, 10);
-    }
+           clock_now() < deadline)
+        channel_pause(&job->channel);
 }
 
 /* Streams of a GPU may still hold waits and raises of ours, or be about to read our memory: they
@@ -260,6 +256,7 @@ static int take_joined(gw_job *job, const struct reply *reply)
     const struct wire_msg *msg = reply->msg;
     uint8_t tag[GW_TAG_BYTES];
 
+    channel_join(&job->channel, job->page, job->engine, job->doorbell);
     job->id.size_bytes = msg->u.joined.id_bytes;
     memcpy(job->id.bytes, msg->u.joined.id, sizeof(job->id.bytes));
     job->generation = msg->u.joined.generation;

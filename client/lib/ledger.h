@@ -71,8 +71,8 @@ enum ledger_refusal {
     LEDGER_LAST_MICRO, /* ACCUMULATE, or gw_micro_step_end, in the last micro-step */
 };
 
-/* The arrays of the layout stay the caller's. groups: a bit for each that the rank is in; it makes no
- * contribution to buckets of others. ring_slots 0: full gradient buffer. GW_E_NOMEM. */
+/* The arrays of the layout stay the caller's. groups: a bit for each that the rank is in; it makes
+ * no contribution to buckets of others. ring_slots 0: full gradient buffer. GW_E_NOMEM. */
 int ledger_new(const struct gw_layout_page *page, const struct gw_layout_piece *pieces,
                const struct gw_layout_bucket *buckets, uint64_t groups, uint32_t ring_slots,
                uint32_t micro_steps, bool local, struct ledger **ret_ledger);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Getting and mapping what the seal gave the rank (proto/place.h says what and where), and the shard:
- * spans and arrays. Set-up calls block to a deadline; nothing here holds the job's lock while
- * waiting.
+ * Getting and mapping what the seal gave the rank (proto/place.h says what and where), and the
+ * shard: spans and arrays. Set-up calls block to a deadline; nothing here holds the job's lock
+ * while waiting.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -154,7 +154,9 @@ static void fill_spans(const gw_job *job, struct zero *zero)
 static int get(gw_job *job, struct zero *zero, enum gw_arena_kind kind, const char *what,
                int64_t deadline, struct map *view, struct map *map)
 {
-    return memory_get(job, kind, 0, place_arena_bytes(zero->place, kind), what, deadline, view, map);
+    uint64_t bytes = place_arena_bytes(zero->place, kind);
+
+    return memory_get(job, kind, 0, bytes, what, deadline, view, map);
 }
 
 /* The view is a mapping of its own even of memory that is ours to write: a stray store through a

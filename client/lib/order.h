@@ -169,7 +169,7 @@ void *order_stream(gw_job *job);
 /* copy_in and copy_out of devices. */
 int bounce_copy_in(gw_job *job, void *to, const void *from, size_t bytes, int64_t deadline);
 int bounce_copy_out(gw_job *job, void *to, const void *from, size_t bytes, int64_t deadline);
-/* Everything batched or pending goes to the engine; waits for room in the socket. */
+/* Everything batched or pending goes to the engine; waits for room. */
 int order_flush(gw_job *job);
 
 #endif

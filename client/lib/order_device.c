@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Order in the streams of a GPU; see order.h. Any thread. */
-#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -14,7 +13,6 @@
 #define PLACE_SLICE_NS (1 * CLOCK_MS)
 #define QUIET_NS (1 * CLOCK_SECOND)
 #define QUIET_PAUSE_NS (CLOCK_MS / 5)
-#define ROOM_MS 10 /* for a look at the socket that is full */
 
 /* ---- streams --------------------------------------------------------------------------------- */
 
@@ -136,14 +134,12 @@ int order_flush(gw_job *job)
     int r;
 
     while (!channel_flush(&job->channel)) {
-        struct pollfd room = {.fd = job->channel.fd, .events = POLLOUT};
-
         r = job_failure(job);
         if (r < 0)
             return r;
         if (clock_now() >= deadline)
             return err_set(GW_E_AGAIN, "the %s takes no messages; call again", job->channel.engine);
-        poll(&room, 1, ROOM_MS);
+        channel_pause(&job->channel);
     }
     return 0;
 }
@@ -232,7 +228,7 @@ static int device_place(gw_job *job, const struct gw_shm_slot *slot, uint64_t va
             return r;
         if (clock_now() >= deadline)
             return GW_E_AGAIN;
-        wait_doze(job, wake, PLACE_SLICE_NS);
+        wait_doze(job, slot, wake, PLACE_SLICE_NS);
     }
 }
 

@@ -233,8 +233,9 @@ int zero_param_held(const gw_job *job, const struct zero *zero, uint32_t param)
     group = zero->view.params[param].group;
     if (layout_page_groups(zero->page)[group].mask >> job->rank & 1)
         return 0;
-    return err_set(GW_E_NOT_FOUND, "rank %u is not in group %u of parameter %s and holds none of it",
-                   job->rank, group, zero_param_name(zero, param));
+    return err_set(GW_E_NOT_FOUND,
+                   "rank %u is not in group %u of parameter %s and holds none of it", job->rank,
+                   group, zero_param_name(zero, param));
 }
 
 /* The calls below read our checked copy of the layout page: no lock, no message. */

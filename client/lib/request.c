@@ -157,12 +157,10 @@ void channel_drain(struct channel *channel)
 /* One turn as the reader: polls at most a slice. Lock held on entry and return. */
 static void pump(struct channel *channel, int64_t deadline)
 {
-    int64_t slice = clock_slice(clock_now(), deadline, POLL_SLICE_NS);
-    struct timespec timeout = clock_timespec(slice);
+    int64_t slice = channel->first ? CHANNEL_PAUSE_NS : POLL_SLICE_NS;
+    struct timespec timeout = clock_timespec(clock_slice(clock_now(), deadline, slice));
     struct pollfd poll = {.fd = channel->fd, .events = POLLIN};
 
-    if (channel->first)
-        poll.events |= POLLOUT;
     channel->reading = true;
     pthread_mutex_unlock(&channel->lock);
     (void)ppoll(&poll, 1, &timeout, NULL);
@@ -214,7 +212,7 @@ static uint64_t digest_of(const struct channel *channel, size_t bytes)
     return hash_add(HASH_START, channel->out + GW_FRAME_HEADER, bytes - GW_FRAME_HEADER);
 }
 
-/* A request may wait for room in the socket; the messages before it go first. */
+/* A request may wait for room; the messages before it go first. */
 static int put_request(struct channel *channel, const struct wire_msg *msg, int64_t deadline)
 {
     for (;;) {
@@ -224,7 +222,7 @@ static int put_request(struct channel *channel, const struct wire_msg *msg, int6
             r = channel_put(channel, msg);
         if (r != GW_E_AGAIN || clock_now() >= deadline)
             return r;
-        if (channel->reading) { /* the reader pushes pending packets too */
+        if (channel->reading) { /* the reader pushes pending frames too */
             struct timespec until = clock_timespec(clock_now() + 10 * CLOCK_MS);
 
             pthread_cond_timedwait(&channel->cond, &channel->lock, &until);

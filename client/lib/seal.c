@@ -47,6 +47,8 @@ struct zero *zero_free(struct zero *zero)
     map_free(&zero->board_map);
     ledger_free(zero->ledger);
     free(zero->fetches);
+    free(zero->hits.touched);
+    free(zero->hits.last);
     free(zero->releases);
     free(zero->used);
     free(zero->spans);
@@ -152,10 +154,14 @@ static int start_state(const gw_job *job, struct zero *zero, uint64_t steps)
 
     zero->fetches = calloc((size_t)zero->page->units + 1, sizeof(*zero->fetches));
     zero->releases = calloc((size_t)zero->page->units + 1, sizeof(*zero->releases));
+    zero->hits.touched =
+        calloc((size_t)zero->page->fetch_units + 1, sizeof(*zero->hits.touched));
+    zero->hits.last = calloc((size_t)zero->page->units + 1, sizeof(*zero->hits.last));
     zero->used = calloc((size_t)zero->page->params / 8 + 1, 1);
     zero->spans = calloc((size_t)zero->page->buckets + 1, sizeof(*zero->spans));
     zero->span_of = calloc((size_t)zero->page->buckets + 1, sizeof(*zero->span_of));
-    if (!zero->fetches || !zero->releases || !zero->used || !zero->spans || !zero->span_of)
+    if (!zero->fetches || !zero->releases || !zero->hits.touched || !zero->hits.last ||
+        !zero->used || !zero->spans || !zero->span_of)
         return err_set(GW_E_NOMEM, "no memory for rank %u's account of gradients", job->rank);
     r = place_new(zero->page, &zero->options, groups, &zero->place);
     if (r == 0)

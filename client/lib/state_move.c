@@ -5,8 +5,8 @@
  * Of every bucket of its groups the rank's slice: in stages 1 to 3 that is its shard; in stage 0,
  * where all members hold all, it is its share of the work. Under hybrid sharding the first run of
  * members moves parameters, and saves. Parameters go by gw_param_*_sync, which writes all copies;
- * arrays are this rank's alone, so in stage 0 each rank loads all of them. Parameters are fp32 here;
- * from files they come in any dtype.
+ * arrays are this rank's alone, so in stage 0 each rank loads all of them. Parameters are fp32
+ * here; from files they come in any dtype.
  */
 #include <stdlib.h>
 #include <string.h>

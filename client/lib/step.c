@@ -109,6 +109,7 @@ int gw_step_end(gw_job *job, struct gw_token *ret_token)
         guard_all(job, zero);
         ledger_step_end(zero->ledger);
         zero->steps++;
+        fetch_step_ended(zero);
         zero->begun = false;
         if (ret_token)
             *ret_token = zero_token(GW_TIMELINE(GW_TL_STEP, 0), zero->steps);

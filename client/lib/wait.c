@@ -2,6 +2,7 @@
 /* gw_wait and its kin; see wait.h. Any thread. */
 #include "client/lib/wait.h"
 
+#include <errno.h>
 #include <linux/futex.h>
 #include <stdlib.h>
 #include <sys/syscall.h>
@@ -13,7 +14,7 @@
 #include "client/lib/zero.h"
 
 #define SLICE_NS (200 * CLOCK_MS)       /* a dead engine is noticed within this */
-#define SLICE_PENDING_NS (1 * CLOCK_MS) /* messages wait for room in the socket */
+#define SLICE_PENDING_NS (1 * CLOCK_MS) /* messages wait for room */
 #define SLICE_OWN_NS (5 * CLOCK_MS)     /* own timelines do not move the wake word */
 
 /* Boards exist from the seal on. Indices come from callers: checked at every use. */
@@ -135,29 +136,60 @@ void wait_wake(gw_job *job)
     syscall(SYS_futex, &job->engine->wake, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
 }
 
-void wait_doze(gw_job *job, uint32_t wake, int64_t slice_ns)
+static void announce(gw_job *job, uint32_t lines, uint32_t change)
 {
-    struct timespec timeout = clock_timespec(slice_ns);
-
-    atomic_fetch_add(&job->page->waiting, 1);
-    syscall(SYS_futex, &job->engine->wake, FUTEX_WAIT, wake, &timeout, NULL, 0);
-    atomic_fetch_sub(&job->page->waiting, 1);
+    for (; lines != 0; lines &= lines - 1)
+        atomic_fetch_add(&job->page->waiting[__builtin_ctz(lines)], change);
 }
 
-/* One sleep; returns when woken, after `slice_ns`, or at once if something has been reached. */
-static void nap(gw_job *job, const struct gw_token *tokens, size_t count, bool any,
+/* False: nobody woke us. */
+static bool sleep_on(gw_job *job, uint32_t wake, uint32_t lines, int64_t slice_ns)
+{
+    struct timespec until = clock_timespec(clock_now() + slice_ns);
+
+    return syscall(SYS_futex, &job->engine->wake, FUTEX_WAIT_BITSET, wake, &until, NULL, lines) ==
+               0 ||
+           errno != ETIMEDOUT;
+}
+
+void wait_doze(gw_job *job, const struct gw_shm_slot *slot, uint32_t wake, int64_t slice_ns)
+{
+    uint32_t lines = 1u << gw_wake_line(slot);
+
+    announce(job, lines, 1);
+    (void)sleep_on(job, wake, lines, slice_ns);
+    announce(job, lines, UINT32_MAX);
+}
+
+/* Bits of all that may end the wait. Own timelines and failures wake every line. */
+static uint32_t lines_of(const gw_job *job, const struct gw_token *tokens, size_t count)
+{
+    const struct gw_shm_slot *slot = NULL;
+    uint32_t lines = 0;
+
+    for (size_t i = 0; i < count; i++) {
+        if (wait_slot(job, tokens[i], &slot) == 0 && slot)
+            lines |= 1u << gw_wake_line(slot);
+    }
+    return lines ? lines : 1;
+}
+
+/* One sleep; returns when woken, after `slice_ns`, or at once if something has been reached. False:
+ * nobody woke us. */
+static bool nap(gw_job *job, const struct gw_token *tokens, size_t count, bool any,
                 int64_t slice_ns)
 {
-    struct timespec timeout = clock_timespec(slice_ns);
+    uint32_t wake, lines = lines_of(job, tokens, count);
+    bool woken = true;
     size_t index = 0;
-    uint32_t wake;
 
     /* Sequentially consistent, as the engine's two: so one side sees the other. */
-    atomic_fetch_add(&job->page->waiting, 1);
+    announce(job, lines, 1);
     wake = atomic_load(&job->engine->wake);
     if (!reached(job, tokens, count, any, &index) && atomic_load(&job->engine->error) == 0)
-        syscall(SYS_futex, &job->engine->wake, FUTEX_WAIT, wake, &timeout, NULL, 0);
-    atomic_fetch_sub(&job->page->waiting, 1);
+        woken = sleep_on(job, wake, lines, slice_ns);
+    announce(job, lines, UINT32_MAX);
+    return woken;
 }
 
 int wait_tokens(gw_job *job, const struct gw_token *tokens, size_t count, bool any,
@@ -182,9 +214,9 @@ int wait_tokens(gw_job *job, const struct gw_token *tokens, size_t count, bool a
             return r;
         if (ret_time->w1 >= deadline)
             return GW_E_TIMEOUT;
-        nap(job, tokens, count, any,
-            clock_slice(ret_time->w1, deadline, slice_for(tokens, count, !empty)));
-        channel_poll(&job->channel);
+        if (!nap(job, tokens, count, any,
+                 clock_slice(ret_time->w1, deadline, slice_for(tokens, count, !empty))))
+            channel_poll(&job->channel); /* an engine that is gone wakes nobody */
     }
 }
 

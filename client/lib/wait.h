@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Tokens against the shared pages. A token is reached once its 64-bit word is >= its value; a
- * waiter sleeps on the engine page's wake word, in slices, and looks after the socket between them.
+ * waiter sleeps on the engine page's wake word, in slices; after one that nobody ended it looks
+ * after the socket.
  *
  *   engine: word = value; wake++; if (waiting > 0) FUTEX_WAKE(wake)
  *   client: waiting++; w = wake; word still too low? FUTEX_WAIT(wake, w); waiting--
  *
- * Accesses of `wake` and `waiting` are sequentially consistent on both sides: either the engine
- * sees `waiting`, or the client sees the new word or wake: no wake-up is lost. Any thread; no lock
- * is held while sleeping.
+ * `waiting` is a count for each line of slots (proto/shm.h), and a line a bit of the futex: only
+ * words of their own lines wake sleepers. Accesses of `wake` and `waiting` are sequentially
+ * consistent on both sides: either the engine sees `waiting`, or the client sees the new word or
+ * wake: no wake-up is lost. Any thread; no lock is held while sleeping.
  */
 #ifndef GW_CLIENT_WAIT_H
 #define GW_CLIENT_WAIT_H
@@ -36,8 +38,9 @@ int wait_tokens(gw_job *job, const struct gw_token *tokens, size_t count, bool a
 void wait_record(gw_job *job, const struct gw_token *tokens, size_t count, struct wait_time time);
 /* The edge that a public wait on these tokens stands for is dropped by a test. */
 bool wait_dropped(const gw_job *job, const struct gw_token *tokens, size_t count);
-/* Sleeps until the wake word is no longer `wake`, or the slice is over. */
-void wait_doze(gw_job *job, uint32_t wake, int64_t slice_ns);
+/* Sleeps until something of the slot has changed since the wake word was `wake`, or the slice is
+ * over. */
+void wait_doze(gw_job *job, const struct gw_shm_slot *slot, uint32_t wake, int64_t slice_ns);
 /* Wakes this process's own waiters (they look again). */
 void wait_wake(gw_job *job);
 

@@ -38,6 +38,20 @@ struct params {
     bool sealing;        /* some thread is inside gw_seal */
 };
 
+/* What tells whether a fetch is a hit (proto/shm.h, gw_shm_board): numbers of declarations, which
+ * are the rank's fetches and step ends. */
+struct hits {
+    uint64_t declared;
+    uint64_t cleared; /* the last fetch that was no hit, or step end */
+    uint64_t fetched; /* the last fetch, of fetch unit `unit` */
+    uint64_t other;   /* the last fetch of another one */
+    uint32_t unit;
+    uint64_t *touched; /* by fetch unit: its last fetch */
+    struct hit {
+        uint64_t value, offset; /* fetch `value` was a hit there; 0: none yet */
+    } * last;                   /* by unit */
+};
+
 struct zero_array {
     struct zero_array *next;
     char name[GW_LABEL_MAX + 1];
@@ -77,6 +91,7 @@ struct zero {
     uint32_t asked_bucket;
     uint64_t asked_gives; /* the ledger's count of gives when it was sent */
     uint64_t *fetches, *releases;
+    struct hits hits;
     uint64_t steps;         /* ended by this rank */
     uint64_t updated;       /* last step that was updated */
     uint64_t window_waited; /* step whose update window a stream of the caller waits for */
@@ -102,6 +117,10 @@ int memory_map(gw_job *job, struct zero *zero, int64_t deadline);
 int memory_get(gw_job *job, enum gw_arena_kind kind, uint32_t index, uint64_t bytes,
                const char *what, int64_t deadline, struct map *view, struct map *map);
 
+/* ---- fetch.c */
+/* A step end was sent. Lock held. */
+void fetch_step_ended(struct zero *zero);
+
 /* ---- state */
 /* The job is sealed: *ret_zero. sealed: may have failed (job_enter); enter: has not (job_check). */
 int zero_sealed(const gw_job *job, struct zero **ret_zero);
@@ -115,8 +134,8 @@ static inline const struct gw_span *zero_span(const struct zero *zero, uint32_t 
     return zero->span_of[bucket] == UINT32_MAX ? NULL : &zero->spans[zero->span_of[bucket]];
 }
 const char *zero_param_name(const struct zero *zero, uint32_t param);
-/* Where a parameter that the rank holds begins: in the pool, its unit's gather being at pool_offset;
- * else in the full parameters. It has pieces. */
+/* Where a parameter that the rank holds begins: in the pool, its unit's gather being at
+ * pool_offset; else in the full parameters. It has pieces. */
 static inline uint64_t zero_param_at(const struct zero *zero, uint32_t param, uint64_t pool_offset)
 {
     const struct gw_layout_param *p = &zero->view.params[param];

@@ -316,6 +316,16 @@ uint64_t core_gathered(const struct core *core, uint32_t bucket, uint32_t rank)
     return core->zero ? zero_gathered(core->zero, bucket, rank) : 0;
 }
 
+bool core_next_grant(struct core *core, struct core_grant *ret_grant)
+{
+    return core->zero && grant_next(core->zero, ret_grant);
+}
+
+bool core_progress(struct core *core, uint32_t rank, struct core_progress *ret_progress)
+{
+    return core->zero && grant_progress(core->zero, rank, ret_progress);
+}
+
 void core_stats(const struct core *core, uint32_t rank, struct wire_msg *msg)
 {
     if (core->zero)

@@ -205,6 +205,25 @@ bool core_next_effect(struct core *core, struct core_effect *ret_effect);
 /* When core_handle(TICK) is due at the latest; UINT64_MAX: never. */
 uint64_t core_deadline_ns(const struct core *core);
 
+/* ---- hints for clients ----------------------------------------------------------------------- */
+
+/* Stage 3 on the host: fetch `value` of the unit, if the rank declares it now, is a hit at `offset`
+ * (see zero_grant.c for what else the client must know). value 0: none is. */
+struct core_grant {
+    uint32_t rank, unit;
+    uint64_t value, offset, since;
+};
+
+/* Fetches and step ends of the rank that have been served, and from which one of them on the engine
+ * should hear of it at once, because there is more to gather ahead. */
+struct core_progress {
+    uint64_t served, ring_at;
+};
+
+/* After the effects: what has changed, grants first. Nothing depends on their being asked for. */
+bool core_next_grant(struct core *core, struct core_grant *ret_grant);
+bool core_progress(struct core *core, uint32_t rank, struct core_progress *ret_progress);
+
 /* ---- what the engine may ask ----------------------------------------------------------------- */
 
 enum gw_job_state core_state(const struct core *core);

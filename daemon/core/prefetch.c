@@ -19,6 +19,7 @@ struct residency { /* of a fetch unit */
     bool fetched; /* since the gather; if not: gathered ahead */
     bool kept;    /* not fetched, but there from the residency before */
     bool passed;  /* another fetch unit was fetched after it */
+    bool changed; /* stands in the list */
     uint32_t references;
     uint32_t units_fetched; /* different registered units, in this residency */
     uint32_t units_needed;  /* registered units */
@@ -42,6 +43,8 @@ struct prefetch {
     uint64_t pool_at; /* where it begins: behind persistent parameters */
     bool whole; /* the pool holds all units: each has its own place */
     struct residency *residencies; /* by fetch unit */
+    uint32_t *changed;             /* fetch units that prefetch_next_changed has to tell */
+    uint32_t changed_count;
     uint64_t *unit_serial;         /* by registered unit: the residency it was last fetched in */
     uint32_t *residents;           /* fetch units that are, in no order */
     uint32_t resident_count;
@@ -78,7 +81,9 @@ static int allocate(struct prefetch *plan, const struct gw_layout_page *page, ui
     plan->residents = calloc((size_t)page->fetch_units + 1, sizeof(*plan->residents));
     plan->unit_serial = calloc((size_t)page->units + 1, sizeof(*plan->unit_serial));
     plan->current = calloc(plan->sequence_max, sizeof(*plan->current));
-    if (!plan->residencies || !plan->residents || !plan->unit_serial || !plan->current)
+    plan->changed = calloc((size_t)page->fetch_units + 1, sizeof(*plan->changed));
+    if (!plan->residencies || !plan->residents || !plan->unit_serial || !plan->current ||
+        !plan->changed)
         return GW_E_NOMEM;
     for (uint32_t o = 0; o < ORDERS; o++) {
         plan->orders[o].units = calloc(plan->sequence_max, sizeof(*plan->orders[o].units));
@@ -136,6 +141,7 @@ struct prefetch *prefetch_free(struct prefetch *plan)
     pool_free(plan->pool);
     free(plan->residencies);
     free(plan->residents);
+    free(plan->changed);
     free(plan->unit_serial);
     for (uint32_t o = 0; o < ORDERS; o++)
         free(plan->orders[o].units);
@@ -169,11 +175,22 @@ static void start_residency(struct prefetch *plan, uint32_t f, uint64_t offset)
         plan->figures.bytes_max = plan->resident_bytes;
 }
 
+static void note_change(struct prefetch *plan, uint32_t f)
+{
+    struct residency *at = &plan->residencies[f];
+
+    if (at->changed)
+        return;
+    at->changed = true;
+    plan->changed[plan->changed_count++] = f;
+}
+
 static void end_residency(struct prefetch *plan, uint32_t f)
 {
     struct residency *at = &plan->residencies[f];
     uint32_t i = 0;
 
+    note_change(plan, f);
     at->resident = false;
     plan->resident_bytes -= at->bytes;
     while (plan->residents[i] != f)
@@ -307,6 +324,7 @@ static void pass_others(struct prefetch *plan, uint32_t f)
         if (other == f || !at->fetched)
             continue;
         at->passed = true;
+        note_change(plan, other);
         if (at->references == 0)
             leave(plan, other);
     }
@@ -516,6 +534,43 @@ void prefetch_reset(struct prefetch *plan)
     end_all(plan);
     plan->figures.drops = drops; /* a broken step's residencies are nobody's misjudgement */
     forget_orders(plan);
+}
+
+/* ---- what others ask ------------------------------------------------------------------------- */
+
+bool prefetch_next_changed(struct prefetch *plan, uint32_t *ret_fetch_unit)
+{
+    if (plan->changed_count == 0)
+        return false;
+    *ret_fetch_unit = plan->changed[--plan->changed_count];
+    plan->residencies[*ret_fetch_unit].changed = false;
+    return true;
+}
+
+bool prefetch_is_fresh(const struct prefetch *plan, uint32_t unit, uint64_t *ret_offset)
+{
+    const struct residency *at = &plan->residencies[plan->units[unit].fetch_unit];
+
+    *ret_offset = at->offset;
+    return at->resident && !at->passed && plan->unit_serial[unit] != at->serial;
+}
+
+bool prefetch_has_more(const struct prefetch *plan, uint32_t *ret_ahead)
+{
+    const struct order *order = plan->following == NO_ORDER ? NULL : &plan->orders[plan->following];
+    uint32_t ahead = 0;
+
+    if (!order || plan->lost || plan->config.ahead_bytes == 0)
+        return false;
+    for (uint32_t i = plan->next; i < order->count; i++, ahead++) {
+        const struct residency *at = &plan->residencies[order->units[i]];
+
+        if (!at->resident || at->fetched) {
+            *ret_ahead = ahead;
+            return true;
+        }
+    }
+    return false;
 }
 
 struct prefetch_figures prefetch_figures(const struct prefetch *plan)

@@ -76,6 +76,15 @@ void prefetch_step_end(struct prefetch *plan);
 /* As new, but for the figures. */
 void prefetch_reset(struct prefetch *plan);
 
+/* A fetch unit of which something has ended, its residency or that it is the one in use; each once.
+ * False: none since. */
+bool prefetch_next_changed(struct prefetch *plan, uint32_t *ret_fetch_unit);
+/* The registered unit is resident, was not fetched in this residency, and no other fetch unit has
+ * been fetched since this one was first: a fetch of it now would be served from *ret_offset. */
+bool prefetch_is_fresh(const struct prefetch *plan, uint32_t unit, uint64_t *ret_offset);
+/* There is more to gather ahead than is; *ret_ahead: how many of the order are, from the next. */
+bool prefetch_has_more(const struct prefetch *plan, uint32_t *ret_ahead);
+
 struct prefetch_figures prefetch_figures(const struct prefetch *plan);
 /* The largest number of residencies a step's sequence may hold; later ones are not recorded. */
 uint32_t prefetch_sequence_max(const struct prefetch *plan);

@@ -163,6 +163,8 @@ int zero_new(const struct layout *layout, const struct wire_seal *options, uint3
         r = groups_init(z);
     if (r == 0)
         r = make_plans(z);
+    if (r == 0)
+        r = grant_init(z);
     if (r < 0) {
         zero_free(z);
         return r;
@@ -206,6 +208,7 @@ struct zero *zero_free(struct zero *z)
     free(z->unit_fetches);
     free(z->unit_held);
     free(z->unit_gather);
+    grant_free(z);
     free(z);
     return NULL;
 }
@@ -605,6 +608,7 @@ int zero_reattach(struct zero *z, struct core_fault *ret_fault)
     memset(z->unit_gather, 0, (size_t)z->world * z->fetch_units * sizeof(*z->unit_gather));
     measure_reset(z);
     ops_reset(z);
+    grant_reset(z);
     tokens_reset(z);
     reset_groups(z);
     grad_reset_step(z);

@@ -73,4 +73,8 @@ struct core_ref zero_master_ref(const struct zero *zero, uint32_t param, uint64_
 uint64_t zero_gathered(const struct zero *zero, uint32_t bucket, uint32_t rank);
 void zero_stats(const struct zero *zero, uint32_t rank, struct wire_msg *msg);
 
+/* ---- zero_grant.c: as core_next_grant and core_progress */
+bool grant_next(struct zero *zero, struct core_grant *ret_grant);
+bool grant_progress(struct zero *zero, uint32_t rank, struct core_progress *ret_progress);
+
 #endif

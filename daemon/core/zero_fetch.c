@@ -147,13 +147,15 @@ uint64_t fetch_persistent_bytes(const struct zero *z, uint32_t rank)
     return z->persistent_parts > 0 ? place_fetch_bytes(z->ranks[rank].place, 0) : 0;
 }
 
-static void set_step(struct zero *z, struct core_op *op, uint64_t step)
+static void set_gather(struct zero *z, struct core_op *op, uint64_t step, uint32_t fetch_unit)
 {
     struct zero_flight *flight = ops_flight(z, op->id);
 
     op->step = step;
-    if (flight)
-        flight->step = step;
+    if (!flight)
+        return;
+    flight->step = step;
+    flight->index = fetch_unit;
 }
 
 void fetch_persistent(struct zero *z, uint32_t rank, uint32_t group, uint64_t step, bool counted)
@@ -164,7 +166,7 @@ void fetch_persistent(struct zero *z, uint32_t rank, uint32_t group, uint64_t st
         if (z->parts[part].group != group)
             continue;
         op = fetch_part_op(z, rank, part, 0, FLIGHT_GATHER);
-        set_step(z, op, step);
+        set_gather(z, op, step, 0);
         op->measure = !counted;
         z->ranks[rank].persist_op = op->id;
     }
@@ -191,7 +193,8 @@ static struct core_signal served(struct zero *z, uint32_t rank, uint32_t unit, u
 /* One gather for each of the rank's groups; the last op. step: the rank's step that the unit is
  * fetched for. */
 static struct core_op *launch_gather(struct zero *z, uint32_t rank,
-                                     const struct prefetch_gather *gather, uint64_t step)
+                                     const struct prefetch_gather *gather, uint64_t step,
+                                     bool ahead)
 {
     struct core_op *op = NULL;
 
@@ -200,9 +203,11 @@ static struct core_op *launch_gather(struct zero *z, uint32_t rank,
         if (!zero_in(z, z->parts[part].group, rank))
             continue;
         op = fetch_part_op(z, rank, part, gather->offset_bytes, FLIGHT_GATHER);
-        set_step(z, op, step);
+        set_gather(z, op, step, gather->fetch_unit);
         *unit_gather(z, rank, gather->fetch_unit) = op->id;
     }
+    if (op)
+        grant_launched(z, rank, gather->fetch_unit, ahead);
     return op;
 }
 
@@ -211,7 +216,7 @@ static void gather_ahead(struct zero *z, uint32_t rank, uint64_t step)
     struct prefetch_gather gather;
 
     while (prefetch_ahead(z->ranks[rank].plan, &gather))
-        (void)launch_gather(z, rank, &gather, step);
+        (void)launch_gather(z, rank, &gather, step, true);
 }
 
 static int fail_budget(struct zero *z, uint32_t rank, uint32_t unit)
@@ -252,7 +257,7 @@ static int serve_planned(struct zero *z, uint32_t rank, const struct zero_late *
     r = prefetch_fetch(z->ranks[rank].plan, what->unit, &gather);
     if (r < 0)
         return fail_budget(z, rank, what->unit);
-    op = r > 0 ? launch_gather(z, rank, &gather, what->step) : NULL;
+    op = r > 0 ? launch_gather(z, rank, &gather, what->step, false) : NULL;
     if (!op) {
         ops_signal(z, served(z, rank, what->unit, gather.offset_bytes),
                    resident_op(z, rank, what->unit));
@@ -288,7 +293,8 @@ static uint64_t replica_gather(const struct zero *z, uint32_t rank, uint32_t uni
 
     if (z->stage > 0)
         return at->buckets == 0 ? 0 : last_gather(z, rank, at);
-    /* A cast is the later one: of the commit, or of what was committed before the job formed anew. */
+    /* A cast is the later one: of the commit, or of what was committed before the job formed anew.
+     * */
     if (mine->cast_op >= mine->commit_op)
         return zero_edge(z, EDGE_ROUNDED) ? mine->cast_op : 0;
     return mine->commit_op;
@@ -342,8 +348,11 @@ int fetch_pump(struct zero *z)
         struct zero_queue *queue = &z->ranks[r].fetches;
 
         while (queue->head && version_ready(z, r, queue->head->step)) {
-            int code = serve(z, r, queue->head);
+            int code;
 
+            z->ranks[r].served += queue->head->type != WIRE_RELEASE;
+            code = serve(z, r, queue->head);
+            grant_served(z, r);
             zero_queue_drop(queue);
             if (code < 0)
                 return code;

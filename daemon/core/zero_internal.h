@@ -213,6 +213,7 @@ struct zero_rank {
     uint64_t verdict_seen;   /* REDUCE stream: the verdict that its ops with this rank come after */
     bool late_update;        /* it began an update after the generation had broken */
     struct prefetch *plan; /* stage 3 */
+    uint64_t served;       /* fetches and step ends, of this generation */
 };
 
 enum flight_kind { FLIGHT_REDUCE, FLIGHT_GATHER, FLIGHT_CAST, FLIGHT_OTHER, FLIGHT_MEASURE };
@@ -221,9 +222,11 @@ struct zero_flight { /* an op that was launched and is not known to be done */
     uint64_t id;
     uint64_t step;
     uint64_t ranks; /* that take part */
-    uint32_t index; /* MEASURE: which of a pass's ops */
+    uint32_t index; /* MEASURE: which of a pass's ops; GATHER, stage 3: fetch unit */
     uint8_t kind;
 };
+
+struct zero_grants;
 
 struct zero_measure {
     uint32_t pass;      /* 0 .. 2 while running */
@@ -286,6 +289,7 @@ struct zero {
     uint64_t *unit_fetches;    /* rank x unit, cumulative: served */
     uint32_t *unit_held;       /* rank x unit */
     uint64_t *unit_gather;     /* rank x fetch unit, stage 3: last gather op */
+    struct zero_grants *grants; /* stage 3 on the host */
 
     uint64_t step;
     uint64_t declared;         /* ranks that declared anything in the ledger's step */
@@ -532,6 +536,17 @@ struct core_op *fetch_part_op(struct zero *z, uint32_t rank, uint32_t part, uint
 void fetch_persistent(struct zero *z, uint32_t rank, uint32_t group, uint64_t step, bool counted);
 /* Bytes of the POOL that persistent parameters take. */
 uint64_t fetch_persistent_bytes(const struct zero *z, uint32_t rank);
+
+/* ---- zero_grant.c: all do nothing where there are no grants ---------------------------------- */
+
+int grant_init(struct zero *z);
+void grant_free(struct zero *z);
+void grant_reset(struct zero *z);
+/* A residency begins with what is being served; ahead: of another unit than what is served. */
+void grant_launched(struct zero *z, uint32_t rank, uint32_t fetch_unit, bool ahead);
+void grant_gathered(struct zero *z, const struct zero_flight *flight);
+/* Something of the rank was served. */
+void grant_served(struct zero *z, uint32_t rank);
 
 /* ---- zero_measure.c, zero_io.c --------------------------------------------------------------- */
 

@@ -216,6 +216,8 @@ void zero_op_done(struct zero *z, uint64_t now_ns, uint64_t op, uint64_t started
     count_comm(z, &flight, started_ns, done_ns);
     if (flight.kind == FLIGHT_REDUCE)
         slot_op_done(z, op);
+    if (flight.kind == FLIGHT_GATHER)
+        grant_gathered(z, &flight);
     if (flight.kind == FLIGHT_MEASURE)
         measure_op_done(z, &flight, done_ns > started_ns ? done_ns - started_ns : 0);
     slot_pump(z);

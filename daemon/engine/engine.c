@@ -387,6 +387,8 @@ int engine_new(const struct engine_options *options, struct engine **ret_engine)
         r = plugins_open(&(struct plugins_config){options->offer, options->plugins},
                          &engine->plugins);
     if (r == 0)
+        r = intake_start(engine);
+    if (r == 0)
         r = stats_start(engine);
     if (r == 0)
         r = channel_start(engine);

@@ -6,7 +6,8 @@
  *   engine.c    life: loop, linger, the job's callbacks, the end
  *   channel.c   to gradwired: hand-overs, stop; survives gradwired
  *   session.c   one per client: start, pages, replies, end
- *   session_in.c   its packets, its death
+ *   session_in.c   what it sends, its death
+ *   intake.c    the clients' submission rings, in each turn of the loop
  *   outbox.c    a client's replies: bounded, with their descriptors
  *   join.c      JOB_CREATE, JOIN: who may take part
  *   lease.c     the GPUs that gradwired has lent
@@ -37,6 +38,7 @@
 #include "daemon/ipc/handles.h"
 #include "daemon/ipc/packet.h"
 #include "proto/shm.h"
+#include "proto/submit.h"
 #include "proto/wire.h"
 
 #define ENGINE_FIRST_NS 30000000000ull /* a client must come by then, or join by then */
@@ -60,6 +62,12 @@ struct engine_options {
 
 struct session;
 TAILQ_HEAD(session_list, session);
+
+struct intake {
+    uv_prepare_t prepare;
+    uv_check_t check;
+    uv_idle_t idle; /* active: rings hold more */
+};
 
 struct engine {
     struct engine_options options;
@@ -85,6 +93,8 @@ struct engine {
 
     uv_async_t completed;
     uv_signal_t signals[2];
+    struct intake intake;
+    bool asleep; /* as clients were told */
     struct alarm *deadline; /* the core's */
     struct alarm *linger;
     struct alarm *lost; /* set when the device has failed */
@@ -146,6 +156,7 @@ struct session {
     struct alarm *alarm;    /* NEW: must have joined by then */
     struct wire_msg *asked; /* NEW, waits for a lease: its JOB_CREATE or JOIN, without the id */
     struct device_memory *client_page, *engine_page;
+    struct submit_reader submit;     /* read from JOINED on */
     struct device_memory *wait_page; /* jobs on GPUs, from its JOIN on */
     bool client_lent, engine_lent;   /* the pages: to the job */
     uint64_t identity;               /* no other client of this engine has it */
@@ -173,6 +184,12 @@ void session_doom(struct session *session, int code, const char *format, ...)
 void session_unbind(struct session *session);
 /* Closes at once: the job hears of it if a rank was held. */
 void session_close(struct session *session, const char *how);
+/* Something lies in its submission ring. */
+bool session_has_more(const struct session *session);
+void session_say_asleep(struct session *session, bool asleep);
+/* Each client that holds a rank is heard, a turn's worth at most. True: some of them said
+ * something. */
+bool session_take_turns(struct engine *engine);
 /* Ends the doomed. */
 void session_reap(struct engine *engine);
 /* The job hears what the clients that hold ranks have sent by now, and who of them has ended: a
@@ -180,6 +197,10 @@ void session_reap(struct engine *engine);
 void session_hear_ranks(struct engine *engine);
 /* Writes the event descriptor of each client whose words have risen since the last call. */
 void session_tell_events(struct engine *engine);
+
+/* ---- intake.c ---- */
+
+int intake_start(struct engine *engine);
 
 /* ---- join.c ---- */
 

@@ -167,7 +167,7 @@ static void write_failure(const struct job_port *port, uint32_t rank, int code, 
     port->engine->failure.rank = rank;
     memcpy(port->engine->failure.text, text, strnlen(text, GW_TEXT_MAX));
     atomic_store_explicit(&port->engine->error, code, memory_order_release);
-    device_ring(port->engine, port->client);
+    device_ring(port->engine, port->client, GW_WAKE_ALL);
 }
 
 void job_fail_all(struct job *job, uint32_t rank, int code, const char *text)
@@ -329,6 +329,7 @@ static int drain_effects(struct job *job, uint64_t now_ns)
 
     while (r == 0 && core_next_effect(job->core, &effect))
         r = execute(job, now_ns, &effect);
+    launch_grants(job);
     return r;
 }
 

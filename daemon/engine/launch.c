@@ -128,7 +128,7 @@ static void tell_place(const struct job *job, const struct core_signal *signal)
         return;
     resolved.slot->placed_offset = signal->offset;
     atomic_store_explicit(&resolved.slot->placed, signal->value, memory_order_release);
-    device_ring(port->engine, port->client);
+    device_ring(port->engine, port->client, device_line(resolved.slot));
 }
 
 static int resolve_signals(struct job *job, const struct core_op *op, struct fabric_op *to)
@@ -169,6 +169,36 @@ static int resolve_waits(struct job *job, const struct core_op *op, struct fabri
     }
     to->waits = waits;
     return 0;
+}
+
+static void publish_grant(const struct job *job, const struct core_grant *grant)
+{
+    struct gw_shm_slot *slot =
+        slot_of(job, grant->rank, GW_TIMELINE(GW_TL_UNIT, grant->unit));
+
+    if (!slot)
+        return;
+    atomic_store_explicit(&slot->placed, 0, memory_order_seq_cst);
+    __atomic_store_n(&slot->placed_offset, grant->offset, __ATOMIC_RELEASE);
+    __atomic_store_n(&slot->since, grant->since, __ATOMIC_RELEASE);
+    atomic_store_explicit(&slot->placed, grant->value, memory_order_release);
+}
+
+void launch_grants(struct job *job)
+{
+    struct core_progress progress;
+    struct core_grant grant;
+
+    while (core_next_grant(job->core, &grant))
+        publish_grant(job, &grant);
+    for (uint32_t rank = 0; rank < job->config.world; rank++) {
+        struct gw_shm_board *board = job->boards[rank] ? job->boards[rank]->base : NULL;
+
+        if (!core_progress(job->core, rank, &progress) || !board)
+            continue;
+        atomic_store_explicit(&board->ring_at, progress.ring_at, memory_order_release);
+        atomic_store_explicit(&board->served, progress.served, memory_order_release);
+    }
 }
 
 int launch_signal(struct job *job, const struct core_signal *signal, uint64_t after_op)

@@ -179,6 +179,7 @@ void session_close(struct session *session, const char *how)
 
 /* ---- start ----------------------------------------------------------------------------------- */
 
+/* It has woken us: rings are looked at in each turn (intake.c). */
 static void on_doorbell(void *owner, int events)
 {
     struct session *session = owner;
@@ -264,10 +265,13 @@ static int make_pages(struct session *session)
     int r;
 
     r = make_page(PAGES_SHARED, "gradwire-client", GW_SHM_CLIENT, sizeof(struct gw_client_page),
-                  GW_PAGE_BYTES, &session->client_page);
+                  GW_CLIENT_PAGE_BYTES, &session->client_page);
     if (r == 0)
         r = make_page(PAGES_OUT, "gradwire-engine", GW_SHM_ENGINE, sizeof(struct gw_engine_page),
                       GW_ENGINE_PAGE_BYTES, &session->engine_page);
+    if (r == 0)
+        submit_reader_start(&session->submit, session->client_page->base,
+                            session->engine_page->base);
     return r;
 }
 

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a client sends, and that it has ended, which its process (pidfd) or its socket tells,
- * whichever is first; what it had sent by then is handed to the job before its end is. Loop thread.
- * What it sends is hostile until wire_decode has checked it; what it means is the job's.
+ * What a client sends, by its socket until it has joined and by its submission ring from then on;
+ * and that it has ended, which its process (pidfd) or its socket tells, whichever is first; what it
+ * had sent by then is handed to the job before its end is. Loop thread. What it sends is hostile
+ * until wire_decode has checked it; what it means is the job's.
  */
 #include <errno.h>
 #include <poll.h>
@@ -125,6 +126,68 @@ static bool is_heard(const struct session *session)
            (!session->doomed || session->doom_code == GW_E_LIMIT);
 }
 
+/* One frame of those that lie before `seen`. False: there is none, or no more is heard. */
+static bool take(struct session *session, uint64_t seen)
+{
+    struct packet *packet = &session->engine->packet;
+    int bytes = submit_take(&session->submit, seen, packet->data);
+
+    if (bytes == 0)
+        return false;
+    if (bytes < 0) {
+        session_doom(session, GW_E_PROTOCOL, "a malformed record came in the submission ring");
+        return false;
+    }
+    packet->bytes = (size_t)bytes;
+    packet->fd_count = 0;
+    handle_packet(session, packet);
+    return is_heard(session) && session->state == SESSION_JOINED;
+}
+
+/* What lies in the ring by now, not what is put there meanwhile. */
+static void take_all(struct session *session)
+{
+    uint64_t seen = submit_seen(&session->submit);
+
+    if (is_heard(session) && session->state == SESSION_JOINED)
+        while (take(session, seen))
+            ;
+}
+
+bool session_has_more(const struct session *session)
+{
+    return is_heard(session) && submit_seen(&session->submit) != session->submit.at;
+}
+
+void session_say_asleep(struct session *session, bool asleep)
+{
+    struct gw_engine_page *page = session->engine_page->base;
+    uint32_t sleeps = atomic_load_explicit(&page->sleeps, memory_order_relaxed);
+
+    if ((sleeps & 1) != asleep)
+        atomic_store_explicit(&page->sleeps, sleeps + 1, memory_order_seq_cst);
+}
+
+bool session_take_turns(struct engine *engine)
+{
+    bool some = false;
+
+    for (uint32_t rank = 0; rank < GW_RANKS_MAX; rank++) {
+        struct session *session = engine->ranks[rank];
+        unsigned left = ENGINE_PACKETS_PER_TURN;
+        uint64_t seen;
+
+        if (!session || !session_has_more(session))
+            continue;
+        some = session->busy = true;
+        seen = submit_seen(&session->submit);
+        while (left-- > 0 && take(session, seen))
+            ;
+        session->busy = false;
+    }
+    return some;
+}
+
 /* Bytes of the packet that was handled; 0: nothing more to read for now. */
 static size_t receive(struct session *session)
 {
@@ -139,22 +202,29 @@ static size_t receive(struct session *session)
     bytes = packet->bytes;
     if (r == GW_E_AGAIN)
         return 0;
-    if (r == GW_E_PROTOCOL)
+    if (r == GW_E_PROTOCOL) {
         session_doom(session, GW_E_PROTOCOL, "a packet came that was too long");
-    else if (r <= 0)
+    } else if (r <= 0) {
+        take_all(session);
         session_close(session, "its connection closed");
-    else
+    } else if (session->state == SESSION_NEW) {
         handle_packet(session, packet);
+    } else {
+        packet_close_fds(packet);
+        session_doom(session, GW_E_PROTOCOL,
+                     "a packet came on the socket: after JOINED frames go into the ring");
+    }
     return is_heard(session) ? bytes : 0;
 }
 
-/* What lies in the socket by now, and its end if that has come. Not what is sent meanwhile: a
- * child that keeps a dead client's socket could go on for ever. */
+/* What lies in the ring or the socket by now, and its end if that has come. Not what is sent
+ * meanwhile: a child that keeps a dead client's socket could go on for ever. */
 static void drain(struct session *session)
 {
     int pending = 0;
     size_t left, bytes;
 
+    take_all(session);
     if (!is_heard(session))
         return;
     if (ioctl(watch_fd(session->socket), FIONREAD, &pending) < 0)

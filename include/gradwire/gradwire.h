@@ -150,8 +150,8 @@ GW_API int gw_timeline_raise(gw_job *job, uint32_t timeline, uint64_t value);
 /* ---- collectives ------------------------------------------------------------------------------
  * Ops of all ranks on a group run in the order of the calls; the n-th call of each rank must be the
  * same op (kind, name, count, dtype, scale), or all ranks get one GW_E_MISMATCH naming both sides,
- * before any byte is summed. A rank has at most 64 ops in flight, counted from its oldest unfinished
- * one on (GW_E_AGAIN beyond). Sums are the fixed tree ((0+1)+(2+3))+..., in fp32, times
+ * before any byte is summed. A rank has at most 64 ops in flight, counted from its oldest
+ * unfinished one on (GW_E_AGAIN beyond). Sums are the fixed tree ((0+1)+(2+3))+..., in fp32, times
  * (float)(scale * pre_scale), rounded once to the dtype. In place is allowed where said.
  */
 
@@ -233,33 +233,33 @@ struct gw_zero_options {
     double pre_scale;           /* multiplied into scale; 0: 1 */
     uint32_t reduce_dtype;      /* fp16, bf16: each rank's gradient is rounded to it before the sum;
                                  * 0: summed as given */
-    uint32_t accum_as_grads;    /* 1: reduced gradients and sums over micro-steps have the gradients'
-                                 * dtype; 0: fp32 */
+    uint32_t accum_as_grads;    /* 1: reduced gradients and sums over micro-steps have the
+                                 * gradients' dtype; 0: fp32 */
     uint32_t shard_ranks;       /* hybrid sharding of group 0 (gw_param_group_add): 0: none */
     uint64_t persist_bytes;     /* stage 3: parameters of at most so many bytes stay gathered from
                                  * update to update, all in one gather; 0: none */
-    uint64_t reuse_bytes;       /* stage 3: a released unit stays gathered if, in the order followed,
-                                 * less than so many bytes are fetched before it is again, and the
-                                 * budget allows; 0: off */
+    uint64_t reuse_bytes;       /* stage 3: a released unit stays gathered if, in the order
+                                 * followed, less than so many bytes are fetched before it is
+                                 * again, and the budget allows; 0: off */
 };
 
 /* Ranks that hold, reduce and update some of the parameters together: data-parallel groups beside
- * tensor, pipeline or expert parallelism. Group 0 is all ranks. ranks: in the order of the sum's tree
- * and of the slices; each once. shard_ranks: 0, or hybrid sharding: each run of so many members (it
- * divides count; stages 1-3) holds one copy of the shards; gradients are reduce-scattered within a
- * run, and once a step, when final, all-reduced in fp32 between the runs. All ranks of the job,
- * members or not, add the same groups in the same order, before the seal. */
+ * tensor, pipeline or expert parallelism. Group 0 is all ranks. ranks: in the order of the sum's
+ * tree and of the slices; each once. shard_ranks: 0, or hybrid sharding: each run of so many
+ * members (it divides count; stages 1-3) holds one copy of the shards; gradients are
+ * reduce-scattered within a run, and once a step, when final, all-reduced in fp32 between the runs.
+ * All ranks of the job, members or not, add the same groups in the same order, before the seal. */
 GW_API int gw_param_group_add(gw_job *job, const uint32_t *ranks, uint32_t count,
                               uint32_t shard_ranks, uint32_t *ret_group);
 
 struct gw_param_options {
     size_t struct_size;
-    const char *unit;    /* groups neighbouring parameters that are fetched together (a layer); NULL:
-                          * a unit of its own */
+    const char *unit;    /* groups neighbouring parameters that are fetched together (a layer);
+                          * NULL: a unit of its own */
     uint32_t dtype;      /* enum gw_dtype of the values that are fetched. fp16, bf16: the shard is
                           * kept in fp32 (master) and rounded at every commit */
     uint32_t grad_dtype; /* enum gw_dtype of the gradients given */
-    uint32_t group;      /* gw_param_group_add; ranks outside know the parameter, and hold nothing */
+    uint32_t group;      /* gw_param_group_add; ranks outside know the parameter, hold nothing */
 };
 /* Names the next parameter of the job (index = order of calls from 0). numel may be 0. All ranks
  * must register the same list. options NULL: all defaults. */
@@ -282,8 +282,8 @@ struct gw_layout_info {
 struct gw_bucket_info {
     uint64_t offset;       /* of its first element in the flat, padded order */
     uint64_t numel;        /* without padding */
-    uint64_t padded_numel; /* cut into as many slices as shard_ranks; the member at position i of the
-                            * group owns slice i % shard_ranks */
+    uint64_t padded_numel; /* cut into as many slices as shard_ranks; the member at position i of
+                            * the group owns slice i % shard_ranks */
     uint32_t fetch_unit;
     uint32_t group, members, shard_ranks; /* shard_ranks = members unless sharding is hybrid */
     uint32_t dtype, grad_dtype, accum_dtype; /* enum gw_dtype; accum: of the reduced gradient */
@@ -304,8 +304,8 @@ GW_API int gw_param_unit(gw_job *job, uint32_t param, uint32_t *ret_unit);
 
 /* Values into and out of the shards (all replicas, in stages 0-2), from any rank, any part, between
  * steps only (no unit fetched, no gradient of a new step declared). fp32 whatever the parameter's
- * dtype: what is moved are the masters, and what is fetched later are they, rounded. Other ranks see
- * a write after the next gw_barrier. */
+ * dtype: what is moved are the masters, and what is fetched later are they, rounded. Other ranks
+ * see a write after the next gw_barrier. */
 GW_API int gw_param_write_sync(gw_job *job, uint32_t param, uint64_t offset, uint64_t count,
                                const float *values, int64_t timeout_ns);
 GW_API int gw_param_read_sync(gw_job *job, uint32_t param, uint64_t offset, uint64_t count,
@@ -313,7 +313,8 @@ GW_API int gw_param_read_sync(gw_job *job, uint32_t param, uint64_t offset, uint
 
 /* ---- ZeRO: a step ---------------------------------------------------------------------------- */
 
-/* Asks for the registered unit's parameters; the token is reached when they may be read. Each fetch
+/* Asks for the registered unit's parameters; the token is reached when they may be read, which is
+ * at once (timeline 0) where they were gathered ahead: such a call makes no system call. Each fetch
  * needs one release. Any order, any subset of ranks. */
 GW_API int gw_fetch(gw_job *job, uint32_t unit, struct gw_token *ret_token);
 GW_API int gw_release(gw_job *job, uint32_t unit);
@@ -372,8 +373,8 @@ struct gw_span {
     uint32_t grads_dtype; /* enum gw_dtype; fp32 unless accum_as_grads */
 };
 GW_API int gw_shard_spans(gw_job *job, const struct gw_span **ret_spans, uint32_t *ret_count);
-/* Named array of the shard's shape (sum of span numels), zeroed when new; lives with the shard, also
- * over a re-join, then with the same dtype. Set-up call. */
+/* Named array of the shard's shape (sum of span numels), zeroed when new; lives with the shard,
+ * also over a re-join, then with the same dtype. Set-up call. */
 GW_API int gw_shard_array(gw_job *job, const char *name, uint32_t dtype, void **ret_values,
                           uint64_t *ret_numel);
 
@@ -394,8 +395,9 @@ GW_API int gw_update_commit(gw_job *job);
  * end alike on all ranks: with one error that names the rank it comes from.
  *
  * A parameter's tensor has its name; that of shard array a, "a.name": exp_avg.h.0.attn.weight. The
- * dtype is F32 (parameters: the masters), or the shard array's. File names are those of other tools: `path` alone, or, where file_bytes cuts,
- * model.safetensors becomes model-00001-of-00003.safetensors ... and model.safetensors.index.json.
+ * dtype is F32 (parameters: the masters), or the shard array's. File names are those of other
+ * tools: `path` alone, or, where file_bytes cuts, model.safetensors becomes
+ * model-00001-of-00003.safetensors ... and model.safetensors.index.json.
  */
 #define GW_SHAPE_DIMS_MAX 8
 

@@ -313,18 +313,20 @@ void *kit_sleeper(void *arg)
     struct kit *kit = arg;
     struct gw_engine_page *engine = kit->engine[0];
     struct gw_client_page *client = kit->client[0];
+    uint32_t line = gw_wake_line(&engine->op[2]);
     uint64_t until_ns = kit_now_ns() + DEADLINE_NS;
 
     for (uint64_t round = 1; kit_now_ns() < until_ns; round++) {
         uint64_t rounds = 0;
         while (atomic_load(&engine->op[2].value) < round && kit_now_ns() < until_ns) {
-            const struct timespec most = {1, 0};
+            const struct timespec most = {(time_t)(kit_now_ns() / 1000000000u) + 2, 0};
             uint32_t wake;
-            atomic_fetch_add(&client->waiting, 1);
+            atomic_fetch_add(&client->waiting[line], 1);
             wake = atomic_load(&engine->wake);
             if (atomic_load(&engine->op[2].value) < round)
-                (void)syscall(SYS_futex, &engine->wake, FUTEX_WAIT, wake, &most, NULL, 0);
-            atomic_fetch_sub(&client->waiting, 1);
+                (void)syscall(SYS_futex, &engine->wake, FUTEX_WAIT_BITSET, wake, &most, NULL,
+                              1u << line);
+            atomic_fetch_sub(&client->waiting[line], 1);
         }
         atomic_store(&client->timeline[1], round);
         kit->ops->kick(kit->device);

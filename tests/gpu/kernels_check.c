@@ -140,7 +140,8 @@ static void compare_partials(const struct gw_k_partial *a, const struct gw_k_par
     }
 }
 
-/* n roundings of fp32 for the tree, one for the scale, one for what is added to, one to out_type. */
+/* n roundings of fp32 for the tree, one for the scale, one for what is added to, one to out_type.
+ * */
 static void beside_float64(const struct gw_k_reduce *arg, const uint8_t *out, uint64_t shift)
 {
     for (uint64_t i = 0; i < arg->count; i++) {

@@ -51,7 +51,8 @@ def hold(stream=None):
 # ---- what has other tests, here too --------------------------------------------------------------
 
 
-@pytest.mark.parametrize("world, bucket", [(1, 20000), (2, 1000), (2, 4100), (2, 30012), (3, 7780)])
+@pytest.mark.parametrize("world, bucket", [(1, 20000), (2, 4100), (2, 30012),
+                                           (2, 1 << 20), (3, 7780)])
 def test_all_stages_have_the_references_bits(trainer, gpus, world, bucket):  # noqa: F811
     test_train.test_all_stages_have_the_references_bits(trainer, gpus, world, bucket)
 

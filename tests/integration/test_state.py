@@ -387,7 +387,7 @@ def test_every_difference_is_told(where):
     good = dict(tensors)
     del tensors["h.0.b"]
     tensors["h.0.w"] = ("F32", (24, 8), tensors["h.0.w"][2])
-    tensors["embed.weight"] = ("BF16", (37, 8), tensors["embed.weight"][2][::2])
+    tensors["embed.weight"] = ("F64", (37, 8), tensors["embed.weight"][2] * 2)
     tensors["more\nlines"] = ("F32", (1,), b"1234")
     write_file(f"{where['out']}/m", tensors)
     write_file(f"{where['out']}/other", {**good, "one.more": ("U8", (1,), b"1")})
@@ -395,7 +395,7 @@ def test_every_difference_is_told(where):
     name, text, told = got["m"]
     assert name == "GW_E_MISMATCH" and "4 differences" in text and "rank 0" in text
     assert sorted(told) == [
-        "tensor embed.weight has dtype BF16 in the file, F32 here",
+        "tensor embed.weight has dtype F64 in the file, F32 here",
         "tensor h.0.b is not in the file",
         "tensor h.0.w has shape [24,8] in the file, [8,24] here",
         "tensor more\\u000alines is in the file, but not asked for"]

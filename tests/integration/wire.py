@@ -5,6 +5,7 @@ Written from proto/WIRE.md and control.proto, not from the C code: what both und
 protocol. A message is (type, request, {field number: value or list of values}).
 """
 import array
+import mmap
 import os
 import select
 import socket
@@ -154,7 +155,57 @@ class Closed(Exception):
     """The other side has closed the connection."""
 
 
+class Submissions:
+    """The submission ring of a client: what it sends once it has joined."""
+    AT, BYTES, PUT, TAKEN, SLEEPS = 4096, 131072, 576, 24, 32
+
+    def __init__(self, welcome):
+        page, engine_page, bell = welcome.fds
+        self.memory = mmap.mmap(page, self.AT + self.BYTES)
+        self.engine = mmap.mmap(engine_page, 8192, prot=mmap.PROT_READ)
+        self.words = memoryview(self.memory).cast("Q")  # stored and loaded as a whole
+        self.taken_words = memoryview(self.engine).cast("Q")
+        self.bell = os.dup(bell)
+        self.at = 0
+
+    def close(self):
+        self.words.release()
+        self.taken_words.release()
+        self.memory.close()
+        self.engine.close()
+        os.close(self.bell)
+
+    @property
+    def taken(self):
+        return self.taken_words[self.TAKEN // 8]
+
+    def write(self, data):
+        """At our position, which moves on; nobody is told."""
+        for byte in data:
+            self.memory[self.AT + self.at % self.BYTES] = byte
+            self.at += 1
+
+    def tell(self, position=None):
+        self.words[self.PUT // 8] = self.at if position is None else position
+
+    def ring(self):
+        os.write(self.bell, struct.pack("Q", 1))
+
+    def has_room(self, packet):
+        return self.at + 8 + len(packet) + 7 - self.taken <= self.BYTES
+
+    def put(self, packet, length=None, zero=0, ring=True):
+        self.write(struct.pack("<II", len(packet) if length is None else length, zero))
+        self.write(packet + bytes(-len(packet) % 8))
+        self.tell()
+        if ring:
+            self.ring()
+
+
 class Connection:
+    submit = None  # from WELCOME on
+    has_joined = False
+
     def __init__(self, sock):
         self.sock = sock
 
@@ -176,14 +227,31 @@ class Connection:
 
     def close(self):
         self.sock.close()
+        if self.submit:
+            self.submit.close()
+            self.submit = None
+
+    def put(self, packet, **how):
+        """Into the ring, when there is room."""
+        poll = select.poll()
+        poll.register(self.sock, 0)
+        while not self.submit.has_room(packet):
+            if poll.poll(1):
+                raise BrokenPipeError
+        self.submit.put(packet, **how)
 
     def send(self, packet, fds=()):
+        if self.has_joined:
+            self.put(packet)
+            return
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
         self.sock.sendmsg([packet], rights)
 
     def receive(self, timeout=20):
         """The next message; raises Closed, or TimeoutError."""
-        if not select.select([self.sock], [], [], timeout)[0]:
+        poll = select.poll()  # select() knows no descriptor above 1023
+        poll.register(self.sock, select.POLLIN)
+        if not poll.poll(timeout * 1000):
             raise TimeoutError(f"nothing came within {timeout} s")
         try:
             data, control, flags, _ = self.sock.recvmsg(FRAME_MAX, socket.CMSG_SPACE(8 * 4))
@@ -198,7 +266,14 @@ class Connection:
                 fds.frombytes(value[:len(value) - len(value) % 4])
         for fd in fds:
             os.set_inheritable(fd, False)
-        return Message(data, fds)
+        return self.take(Message(data, fds))
+
+    def take(self, message):
+        """As a client; of other connections nothing is looked at."""
+        if message.type == "WELCOME" and len(message.fds) == 3:
+            self.submit = Submissions(message)
+        self.has_joined |= message.type == "JOINED" and self.submit is not None
+        return message
 
     def ask(self, kind, content=None, request=1, timeout=20):
         self.send(frame(kind, request, content))

@@ -43,7 +43,7 @@ def found(text, pattern, skip=()):
 def test_every_kernel_is_there(ptx):
     source = (SOURCE / "daemon/device/cuda/kernels.cu").read_text()
     assert sorted(kernels(ptx)) == sorted(re.findall(r"^GW_KERNEL\((\w+)\)", source, re.M))
-    assert len(kernels(ptx)) >= 11
+    assert len(kernels(ptx)) >= 10
     assert all(len(instructions) > 5 for instructions in kernels(ptx).values())
 
 

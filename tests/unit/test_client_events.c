@@ -129,6 +129,7 @@ static void events_that_were_not_given_back_stay(void **state)
     sv.events_code = GW_E_INTERNAL;
     sv_close(job);
     assert_int_equal(sv.rings, 1);
+    free(sv.last_events);
 }
 
 static void no_copy_stands_in_for_an_import(void **state)

@@ -19,6 +19,7 @@
 #define GW_TEST_CLIENT_SERVICE_H
 
 #include <assert.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
@@ -42,6 +43,7 @@
 #include "daemon/core/layout.h"
 #include "gradwire/cuda.h"
 #include "proto/shm.h"
+#include "proto/submit.h"
 #include "proto/wire.h"
 
 #define SV_LINES 256u
@@ -80,14 +82,17 @@ static struct {
     uint64_t numel[SV_PARAMS];
     char names[SV_PARAMS][16], units[SV_PARAMS][16];
     struct layout *layout;
-    struct gw_client_page *client;
+    struct gw_client_page *client; /* NULL before WELCOME */
     struct gw_engine_page *engine;
+    struct submit_reader submit;
+    int bell;
     struct gw_shm_board *board;
     struct gw_wait_page *op_words, *board_words;
 
     /* the device's */
     uint8_t *pages[3]; /* ops, client, board */
     unsigned page_count, mapped, streams, rings;
+    struct gw_device_events *last_events;
     const void *device_memory; /* of the caller's */
 } sv;
 
@@ -109,7 +114,8 @@ static inline void sv_sync(void)
         bool empty;
 
         pthread_mutex_lock(&sv.lock);
-        empty = sv.fd < 0 || recv(sv.fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) <= 0;
+        empty = sv.fd < 0 || (recv(sv.fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) <= 0 &&
+                              (!sv.client || submit_seen(&sv.submit) == sv.submit.at));
         pthread_mutex_unlock(&sv.lock);
         if (empty)
             return;
@@ -276,6 +282,7 @@ static int sv_events_new(struct gw_device *device,
     *ret_events = malloc(sizeof(**ret_events));
     assert(*ret_events);
     (*ret_events)->number = sv.rings++;
+    sv.last_events = *ret_events;
     return 0;
 }
 
@@ -476,11 +483,13 @@ static inline void sv_welcome(void)
 
     msg.u.welcome.version = GW_PROTOCOL_VERSION;
     msg.u.welcome.engine_pid = 1234;
-    fds[0] = sv_page(GW_SHM_CLIENT, GW_PAGE_BYTES, &base);
+    fds[0] = sv_page(GW_SHM_CLIENT, GW_CLIENT_PAGE_BYTES, &base);
     sv.client = base;
     fds[1] = sv_page(GW_SHM_ENGINE, GW_ENGINE_PAGE_BYTES, &base);
     sv.engine = base;
+    submit_reader_start(&sv.submit, sv.client, sv.engine);
     fds[2] = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    sv.bell = dup(fds[2]);
     sv_send(&msg, fds, 3);
 }
 
@@ -708,30 +717,65 @@ static inline void sv_handle(const struct wire_msg *msg)
     }
 }
 
+static inline void sv_frame(const uint8_t *frame, size_t bytes)
+{
+    struct wire_msg *msg = NULL;
+    uint32_t request = 0;
+
+    if (wire_decode(frame, bytes, &msg, &request) < 0)
+        abort();
+    sv_handle(msg);
+    wire_free(msg);
+}
+
+/* Everything that lies there. False: the socket has ended, and the ring is empty. */
+static inline bool sv_take(void)
+{
+    static uint8_t frame[GW_FRAME_MAX];
+    ssize_t bytes = recv(sv.fd, frame, sizeof(frame), MSG_DONTWAIT);
+    bool ended = bytes == 0 || (bytes < 0 && errno != EAGAIN);
+    uint64_t rings;
+
+    if (bytes > 0)
+        sv_frame(frame, (size_t)bytes);
+    if (sv.client && read(sv.bell, &rings, sizeof(rings)) < 0 && errno != EAGAIN)
+        abort();
+    while (sv.client && (bytes = submit_take(&sv.submit, submit_seen(&sv.submit), frame)) != 0) {
+        if (bytes < 0)
+            abort();
+        sv_frame(frame, (size_t)bytes);
+    }
+    return !ended;
+}
+
+/* Asleep anew each time, so that it is rung for each time. */
+static inline bool sv_sleep(void)
+{
+    if (!sv.client)
+        return true;
+    atomic_store(&sv.engine->sleeps, (atomic_load(&sv.engine->sleeps) + 2) | 1);
+    return submit_seen(&sv.submit) == sv.submit.at;
+}
+
 static void *sv_serve(void *unused)
 {
-    static uint8_t packet[GW_FRAME_MAX];
-    struct pollfd ready = {.fd = accept4(sv.listener, NULL, NULL, SOCK_CLOEXEC), .events = POLLIN};
-    ssize_t bytes = 1;
+    struct pollfd ready[2] = {{.fd = accept4(sv.listener, NULL, NULL, SOCK_CLOEXEC)}};
+    bool more = true, empty = true;
 
     pthread_mutex_lock(&sv.lock);
-    sv.fd = ready.fd;
-    pthread_mutex_unlock(&sv.lock);
-    while (bytes > 0 && poll(&ready, 1, -1) >= 0) {
-        struct wire_msg *msg = NULL;
-        uint32_t request = 0;
-
-        pthread_mutex_lock(&sv.lock);
-        bytes = recv(ready.fd, packet, sizeof(packet), 0);
-        if (bytes > 0 && wire_decode(packet, (size_t)bytes, &msg, &request) < 0)
-            abort();
-        if (msg)
-            sv_handle(msg);
-        wire_free(msg);
+    sv.fd = ready[0].fd;
+    while (more) {
+        ready[0].events = ready[1].events = POLLIN;
+        ready[1].fd = sv.client ? sv.bell : -1;
+        empty = sv_sleep();
         pthread_mutex_unlock(&sv.lock);
+        (void)poll(ready, 2, empty ? -1 : 0);
+        pthread_mutex_lock(&sv.lock);
+        more = sv_take();
     }
-    pthread_mutex_lock(&sv.lock);
     close(sv.fd);
+    if (sv.client)
+        close(sv.bell);
     sv.fd = -1;
     pthread_mutex_unlock(&sv.lock);
     return unused;
@@ -823,7 +867,7 @@ static inline void sv_close(gw_job *job)
     close(sv.listener);
     unlink(sv.path);
     layout_free(sv.layout);
-    munmap(sv.client, GW_PAGE_BYTES);
+    munmap(sv.client, GW_CLIENT_PAGE_BYTES);
     munmap(sv.engine, GW_ENGINE_PAGE_BYTES);
 }
 

@@ -21,7 +21,7 @@ static void stamp(struct gw_shm_slot *slot, uint64_t ready, uint64_t started, ui
 /* Raises the step's word once somebody sleeps. */
 static void *raise_step(void *unused)
 {
-    while (atomic_load(&sv.client->waiting) == 0)
+    while (atomic_load(&sv.client->waiting[gw_wake_line(&sv.board->step)]) == 0)
         sched_yield();
     atomic_fetch_add(&sv.board->step.value, 1);
     atomic_fetch_add(&sv.engine->wake, 1);

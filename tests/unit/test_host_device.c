@@ -395,15 +395,17 @@ static void *sleeper_main(void *arg)
     struct sleeper *sleeper = arg;
     struct gw_engine_page *engine = sleeper->world->engine;
     struct gw_client_page *client = sleeper->world->client;
+    uint32_t line = gw_wake_line(&engine->op[2]);
 
     for (uint64_t round = 1; round <= sleeper->rounds; round++) {
         while (atomic_load_explicit(&engine->op[2].value, memory_order_acquire) < round) {
             uint32_t wake;
-            atomic_fetch_add(&client->waiting, 1);
+            atomic_fetch_add(&client->waiting[line], 1);
             wake = atomic_load(&engine->wake);
             if (atomic_load_explicit(&engine->op[2].value, memory_order_acquire) < round)
-                (void)syscall(SYS_futex, &engine->wake, FUTEX_WAIT, wake, NULL, NULL, 0);
-            atomic_fetch_sub(&client->waiting, 1);
+                (void)syscall(SYS_futex, &engine->wake, FUTEX_WAIT_BITSET, wake, NULL, NULL,
+                              1u << line);
+            atomic_fetch_sub(&client->waiting[line], 1);
         }
         atomic_store_explicit(&client->timeline[1], round, memory_order_release);
         OPS->kick(sleeper->world->device);

@@ -6,8 +6,10 @@
  * a group of some ranks, and hybrid sharding.
  * ctest: label=tsan timeout=120 link=gw_job
  *
- *   rank thread --messages (mutex)--> main: job_request     pages, boards, arenas: shared words
+ *   rank thread --submission ring---> main: job_request     pages, boards, arenas: shared words
  *   rank thread <--replies (mutex)--- main: reply callback
+ *
+ * The doorbell is a condition: rung only for a main thread that says it sleeps.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -16,6 +18,7 @@
 #include <cmocka.h>
 #include <math.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,12 +30,12 @@
 #include "daemon/engine/job_internal.h"
 #include "daemon/fabric/fabric.h"
 #include "proto/place.h"
+#include "proto/submit.h"
 
 #define WORLD 4u
 #define STEPS 4u
 #define PARAMS 4u
 #define RATE 0.25f
-#define QUEUE 512u
 #define DEADLINE_NS 60000000000ull
 
 static const uint64_t numels[PARAMS] = {300, 50, 7, 700};
@@ -65,6 +68,16 @@ struct rank {
     pthread_t thread;
     struct gw_engine_page *engine;
     struct gw_client_page *client;
+    struct submit_writer writer;
+    struct submit_reader reader; /* the main thread's */
+    struct posted {
+        struct wire_msg msg;
+        struct wire_ready_entry entry;
+        struct wire_param params[PARAMS];
+    } posted;
+    uint8_t frame[GW_FRAME_MAX];
+    uint32_t rung;
+    uint64_t bells;
     struct wire_msg reply; /* under bench->lock */
     bool replied;
     float *staging;
@@ -85,15 +98,10 @@ struct bench {
     struct rank ranks[WORLD];
     pthread_mutex_t lock;
     pthread_cond_t changed;
-    struct posted {
-        uint32_t rank;
-        struct wire_msg msg;
-        struct wire_ready_entry entry;
-        struct wire_param params[PARAMS];
-    } * queue;
-    uint32_t head, count;
+    uint8_t frame[GW_FRAME_MAX];
+    uint64_t frames;
     uint32_t running;
-    bool woken;
+    bool woken, rung;
     float read[PARAMS][1024]; /* by rank 1, at the end */
 };
 
@@ -194,24 +202,44 @@ static void reference(const struct variant *variant, float *values[PARAMS])
 
 static struct posted *post(struct rank *rank, uint16_t type)
 {
-    struct bench *bench = rank->bench;
-    struct posted *posted;
+    memset(&rank->posted, 0, sizeof(rank->posted));
+    rank->posted.msg.type = type;
+    rank->posted.msg.u.ready.entries = NULL;
+    return &rank->posted;
+}
 
-    pthread_mutex_lock(&bench->lock);
-    while (bench->count == QUEUE)
-        pthread_cond_wait(&bench->changed, &bench->lock);
-    posted = &bench->queue[(bench->head + bench->count) % QUEUE];
-    memset(posted, 0, sizeof(*posted));
-    posted->rank = rank->rank;
-    posted->msg.type = type;
-    return posted; /* the lock is held until send() */
+/* As client/lib/channel.c. */
+static void ring_bell(struct rank *rank)
+{
+    uint32_t sleeps = atomic_load_explicit(&rank->engine->sleeps, memory_order_seq_cst);
+
+    if ((sleeps & 1) == 0 || sleeps == rank->rung)
+        return;
+    rank->rung = sleeps;
+    rank->bells++;
+    pthread_mutex_lock(&rank->bench->lock);
+    rank->bench->rung = true;
+    pthread_cond_broadcast(&rank->bench->changed);
+    pthread_mutex_unlock(&rank->bench->lock);
 }
 
 static void send_posted(struct rank *rank)
 {
-    rank->bench->count++;
-    pthread_cond_broadcast(&rank->bench->changed);
-    pthread_mutex_unlock(&rank->bench->lock);
+    struct wire_msg *msg = &rank->posted.msg;
+    size_t bytes = 0;
+    int r;
+
+    if (msg->type == WIRE_READY)
+        msg->u.ready.entries = &rank->posted.entry;
+    else if (msg->type == WIRE_REGISTER)
+        msg->u.reg.params = rank->posted.params;
+    if (wire_encode(msg, rank->frame, sizeof(rank->frame), &bytes) < 0)
+        abort();
+    while ((r = submit_put(&rank->writer, rank->frame, bytes)) == GW_E_AGAIN)
+        sched_yield();
+    if (r < 0)
+        abort();
+    ring_bell(rank);
 }
 
 static void send_unit(struct rank *rank, uint16_t type, uint32_t unit)
@@ -224,8 +252,8 @@ static void call(struct rank *rank, uint16_t expected)
 {
     struct bench *bench = rank->bench;
 
-    bench->count++; /* post() came before */
-    pthread_cond_broadcast(&bench->changed);
+    send_posted(rank);
+    pthread_mutex_lock(&bench->lock);
     while (!rank->replied)
         pthread_cond_wait(&bench->changed, &bench->lock);
     rank->replied = false;
@@ -242,18 +270,20 @@ static void wait_slot(struct rank *rank, struct gw_shm_slot *slot, uint64_t valu
     uint64_t until = clock_ns() + DEADLINE_NS;
 
     while (atomic_load_explicit(&slot->value, memory_order_acquire) < value) {
-        struct timespec slice = {0, 200000000};
+        struct timespec until_time = {(time_t)(until / 1000000000u), 0};
+        uint32_t line = gw_wake_line(slot);
         uint32_t wake;
         if (atomic_load(&rank->engine->error) != 0 || clock_ns() > until) {
             fprintf(stderr, "rank %u: failed or stuck: %s\n", rank->rank,
                     rank->engine->failure.text);
             abort();
         }
-        atomic_fetch_add(&rank->client->waiting, 1);
+        atomic_fetch_add(&rank->client->waiting[line], 1);
         wake = atomic_load(&rank->engine->wake);
         if (atomic_load_explicit(&slot->value, memory_order_acquire) < value)
-            (void)syscall(SYS_futex, &rank->engine->wake, FUTEX_WAIT, wake, &slice, NULL, 0);
-        atomic_fetch_sub(&rank->client->waiting, 1);
+            (void)syscall(SYS_futex, &rank->engine->wake, FUTEX_WAIT_BITSET, wake, &until_time,
+                          NULL, 1u << line);
+        atomic_fetch_sub(&rank->client->waiting[line], 1);
     }
 }
 
@@ -574,36 +604,58 @@ static void on_wake(void *user)
     pthread_mutex_unlock(&bench->lock);
 }
 
+/* Everything in the rings. False: there was nothing. */
+static bool take_all(struct bench *bench)
+{
+    bool some = false;
+    int bytes;
+
+    for (uint32_t r = 0; r < WORLD; r++) {
+        struct submit_reader *reader = &bench->ranks[r].reader;
+        struct wire_msg *msg = NULL;
+        uint32_t request = 0;
+
+        while ((bytes = submit_take(reader, submit_seen(reader), bench->frame)) != 0) {
+            some = true;
+            bench->frames++;
+            assert_true(bytes > 0);
+            assert_int_equal(wire_decode(bench->frame, (size_t)bytes, &msg, &request), 0);
+            assert_int_equal(job_request(bench->job, clock_ns(), r, msg), 0);
+            wire_free(msg);
+        }
+    }
+    return some;
+}
+
+static void say_asleep(struct bench *bench)
+{
+    for (uint32_t r = 0; r < WORLD; r++)
+        atomic_fetch_add(&bench->ranks[r].engine->sleeps, 1);
+}
+
+/* As daemon/engine/intake.c. */
 static void loop(struct bench *bench)
 {
     for (;;) {
-        struct posted posted = {0};
-        bool some = false, woken;
+        bool woken, over;
+
+        while (take_all(bench))
+            ;
+        say_asleep(bench);
+        while (take_all(bench)) /* put before it was said: nobody rings for it */
+            ;
         pthread_mutex_lock(&bench->lock);
-        while (bench->count == 0 && !bench->woken && bench->running > 0)
+        while (!bench->rung && !bench->woken && bench->running > 0)
             pthread_cond_wait(&bench->changed, &bench->lock);
+        over = bench->running == 0 && !bench->rung && !bench->woken;
         woken = bench->woken;
-        bench->woken = false;
-        if (bench->count > 0) {
-            some = true;
-            posted = bench->queue[bench->head];
-            bench->head = (bench->head + 1) % QUEUE;
-            bench->count--;
-            pthread_cond_broadcast(&bench->changed);
-        } else if (!woken) {
-            pthread_mutex_unlock(&bench->lock);
-            return;
-        }
+        bench->woken = bench->rung = false;
         pthread_mutex_unlock(&bench->lock);
+        say_asleep(bench); /* no more */
         if (woken)
             assert_int_equal(job_completions(bench->job, clock_ns()), 0);
-        if (!some)
-            continue;
-        if (posted.msg.type == WIRE_READY)
-            posted.msg.u.ready.entries = &posted.entry;
-        else if (posted.msg.type == WIRE_REGISTER)
-            posted.msg.u.reg.params = posted.params;
-        assert_int_equal(job_request(bench->job, clock_ns(), posted.rank, &posted.msg), 0);
+        if (over)
+            return;
     }
 }
 
@@ -622,7 +674,6 @@ static void bench_start(struct bench *bench, const struct variant *variant, uint
     memset(bench, 0, sizeof(*bench));
     bench->stage = stage;
     bench->variant = variant;
-    bench->queue = calloc(QUEUE, sizeof(*bench->queue));
     pthread_mutex_init(&bench->lock, NULL);
     pthread_cond_init(&bench->changed, NULL);
     assert_int_equal(
@@ -635,9 +686,11 @@ static void bench_start(struct bench *bench, const struct variant *variant, uint
         rank->bench = bench;
         rank->rank = r;
         rank->engine = aligned_alloc(64, GW_ENGINE_PAGE_BYTES);
-        rank->client = aligned_alloc(64, GW_PAGE_BYTES);
+        rank->client = aligned_alloc(64, GW_CLIENT_PAGE_BYTES);
         memset(rank->engine, 0, GW_ENGINE_PAGE_BYTES);
-        memset(rank->client, 0, GW_PAGE_BYTES);
+        memset(rank->client, 0, GW_CLIENT_PAGE_BYTES);
+        submit_writer_start(&rank->writer, rank->client, rank->engine);
+        submit_reader_start(&rank->reader, rank->client, rank->engine);
         assert_int_equal(job_join(bench->job, clock_ns(), r, WORLD, 1), 0);
     }
     for (uint32_t r = 0; r < WORLD; r++)
@@ -657,7 +710,6 @@ static void bench_end(struct bench *bench)
     }
     pthread_cond_destroy(&bench->changed);
     pthread_mutex_destroy(&bench->lock);
-    free(bench->queue);
 }
 
 static void assert_value(const struct bench *bench, uint32_t rank, uint32_t param, uint64_t i,
@@ -704,6 +756,10 @@ static void train(const struct variant *variant, double norms[4][STEPS])
         loop(&bench);
         for (uint32_t r = 0; r < WORLD; r++)
             pthread_join(bench.ranks[r].thread, NULL);
+        for (uint32_t r = 0; r < WORLD; r++) {
+            assert_true(submit_all_taken(&bench.ranks[r].writer));
+            assert_true(bench.ranks[r].bells <= bench.frames);
+        }
         check_values(&bench, expected);
         memcpy(norms[stage], bench.ranks[0].norms, sizeof(norms[stage]));
         for (uint32_t r = 0; r < WORLD; r++)

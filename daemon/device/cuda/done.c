@@ -29,7 +29,7 @@ void cuda_raise_now(const struct device_signal *signal, uint64_t ready_ns, uint6
                !atomic_compare_exchange_weak(signal->mirror, &before, signal->value))
             ;
     }
-    device_ring(signal->engine, signal->client);
+    device_ring(signal->engine, signal->client, device_line(signal->slot));
 }
 
 /* Those of the part's GPU, and those of ranks without a part on the first. */
@@ -44,20 +44,27 @@ static bool is_mine(const struct cuda_item *item, const struct device_signal *si
 static void ring_clients(const struct cuda_item *item)
 {
     const struct device_work *work = &item->work->work;
-    const struct gw_engine_page *last = NULL;
+    const struct device_signal *last = NULL;
+    uint32_t lines = 0;
 
     if (item->kind == CUDA_ITEM_LATER) {
-        device_ring(item->later.engine, item->later.client);
+        device_ring(item->later.engine, item->later.client, device_line(item->later.slot));
         return;
     }
     /* One wake for neighbours of the same rank. */
     for (uint32_t i = 0; i < work->signal_count; i++) {
         const struct device_signal *signal = &work->signals[i];
-        if (!is_mine(item, signal) || signal->engine == last)
+        if (!is_mine(item, signal))
             continue;
-        device_ring(signal->engine, signal->client);
-        last = signal->engine;
+        if (last && last->engine != signal->engine) {
+            device_ring(last->engine, last->client, lines);
+            lines = 0;
+        }
+        lines |= device_line(signal->slot);
+        last = signal;
     }
+    if (last)
+        device_ring(last->engine, last->client, lines);
 }
 
 #define WINDOW_NS UINT64_C(5000000000)

@@ -252,7 +252,8 @@ static inline struct nccl_side nccl_own(const struct nccl_part *part, const void
 {
     return (struct nccl_side){at, part->native->rank, false};
 }
-/* What the lanes hold of `count` values to the partials from chunk `chunk` on of the part's slice. */
+/* What the lanes hold of `count` values to the partials from chunk `chunk` on of the part's slice.
+ * */
 void nccl_squares(struct nccl_part *part, uint64_t chunk, uint64_t count);
 struct gw_k_partial *nccl_lanes(const struct nccl_part *part);
 

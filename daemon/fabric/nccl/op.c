@@ -118,7 +118,8 @@ static bool gathers_by_copies(const struct nccl_op *op)
     const struct core_op *what = &op->op;
     const struct device *device = op->fabric->config.device;
 
-    if (what->kind != CORE_OP_ALL_GATHER || what->numel * gw_dtype_bytes(what->in_dtype) < NCCL_GATHER_BYTES)
+    if (what->kind != CORE_OP_ALL_GATHER ||
+        what->numel * gw_dtype_bytes(what->in_dtype) < NCCL_GATHER_BYTES)
         return false;
     for (uint32_t r = 0; r < what->world; r++)
         for (uint32_t q = 0; q < what->world; q++)

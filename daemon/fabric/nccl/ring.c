@@ -167,7 +167,8 @@ static uint64_t input_bytes(const struct nccl_op *op, uint64_t count)
     return bytes;
 }
 
-/* NCCL's sum cannot go to its place: something is there to be added to, or it is of another type. */
+/* NCCL's sum cannot go to its place: something is there to be added to, or it is of another type.
+ * */
 static bool aside(const struct core_op *what)
 {
     return what->accumulate || what->in_dtype != what->out_dtype;

@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The submission rings of all clients, once in each turn of the loop, and the word that tells them
+ * whether the engine must be rung for. Loop thread.
+ *
+ *   timers, callbacks -> take what lies in the rings -> say "asleep" -> look once more -> epoll
+ *                                                                       -> say "awake" -> ...
+ *
+ * The look after the word and the clients' look at the word after their position are in one order
+ * (seq_cst): either we see what they put, or they see that we sleep, and ring. While rings hold
+ * more than a turn's worth the loop only polls, so that sockets and timers are served too.
+ */
+#include "daemon/engine/engine.h"
+
+/* Keeps epoll from waiting; nothing to do by itself. */
+static void on_idle(uv_idle_t *idle)
+{
+    (void)idle;
+}
+
+/* Whether some ring holds something. */
+static bool say_asleep(struct engine *engine)
+{
+    bool some = false;
+
+    engine->asleep = true;
+    for (uint32_t rank = 0; rank < GW_RANKS_MAX; rank++) {
+        if (engine->ranks[rank])
+            session_say_asleep(engine->ranks[rank], true);
+    }
+    for (uint32_t rank = 0; rank < GW_RANKS_MAX && !some; rank++)
+        some = engine->ranks[rank] && session_has_more(engine->ranks[rank]);
+    return some;
+}
+
+static void say_awake(struct engine *engine)
+{
+    if (!engine->asleep)
+        return;
+    engine->asleep = false;
+    for (uint32_t rank = 0; rank < GW_RANKS_MAX; rank++) {
+        if (engine->ranks[rank])
+            session_say_asleep(engine->ranks[rank], false);
+    }
+}
+
+/* Right before epoll. */
+static void on_prepare(uv_prepare_t *prepare)
+{
+    struct engine *engine = prepare->data;
+    bool some = session_take_turns(engine), more;
+
+    if (some)
+        engine_after(engine);
+    more = engine->ending || say_asleep(engine);
+    if (more)
+        say_awake(engine);
+    if (more)
+        (void)uv_idle_start(&engine->intake.idle, on_idle);
+    else
+        (void)uv_idle_stop(&engine->intake.idle);
+}
+
+/* Right after it. */
+static void on_check(uv_check_t *check)
+{
+    say_awake(check->data);
+}
+
+int intake_start(struct engine *engine)
+{
+    struct intake *intake = &engine->intake;
+
+    intake->prepare.data = intake->check.data = engine;
+    if (uv_prepare_init(engine->loop, &intake->prepare) < 0 ||
+        uv_check_init(engine->loop, &intake->check) < 0 ||
+        uv_idle_init(engine->loop, &intake->idle) < 0 ||
+        uv_prepare_start(&intake->prepare, on_prepare) < 0 ||
+        uv_check_start(&intake->check, on_check) < 0)
+        return GW_E_IO;
+    return 0;
+}
