@@ -160,6 +160,12 @@ static void samples_session(void)
     msg->u.joined.id_bytes = 1;
     msg->u.joined.id[0] = 0;
     msg->u.joined.device = GW_DEVICE_CUDA;
+}
+
+static void samples_collectives(void)
+{
+    struct wire_msg *msg;
+
     msg = sample_add(WIRE_GROUP_NEW);
     msg->u.group_new.count = GW_RANKS_MAX;
     for (uint32_t i = 0; i < GW_RANKS_MAX; i++)
@@ -298,6 +304,7 @@ static inline void samples_make(void)
     samples_used = 0;
     samples_lists();
     samples_session();
+    samples_collectives();
     samples_zero();
     samples_admin();
     for (size_t i = 0; i < SAMPLES_COUNT(empty); i++)
