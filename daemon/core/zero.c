@@ -260,10 +260,29 @@ static bool goes_on(uint16_t type)
            type == WIRE_FETCH;
 }
 
+/* A client's streams may wait for what the client declared before they do what it declares next: a
+ * verdict, an update window, a fetch. True: all that is launched. (In its window nothing can wait
+ * for fetches, for they come after its commit.) */
+static bool caught_up(const struct zero *z, const struct zero_rank *mine)
+{
+    if (mine->ended > z->step)
+        return false;
+    return mine->update == UPDATE_BEGUN ? mine->update_told >= mine->ended
+                                        : mine->fetches.count == 0;
+}
+
 /* For the ledger's step; a rank that has ended it must wait. */
 static bool is_ledger(uint16_t type)
 {
     return type == WIRE_READY || type == WIRE_MICRO_END || type == WIRE_STEP_END;
+}
+
+/* Ops that wait for the message's tokens come after what the rank's streams wait for. */
+static bool must_wait(const struct zero *z, uint32_t rank, uint16_t type)
+{
+    const struct zero_rank *mine = &z->ranks[rank];
+
+    return is_ledger(type) && (z->ordered ? !caught_up(z, mine) : mine->ended > z->step);
 }
 
 static int end_step(struct zero *z, uint32_t rank, const struct wire_after *after)
@@ -294,7 +313,7 @@ static int dispatch(struct zero *z, uint32_t rank, const struct zero_late *what,
     tokens_note(z, rank, &what->after);
     if (goes_on(what->type))
         step_touch(z, rank, &what->after);
-    if (is_ledger(what->type) && z->ranks[rank].ended > z->step)
+    if (must_wait(z, rank, what->type))
         return 1;
     switch (what->type) {
     case WIRE_READY:
@@ -478,14 +497,13 @@ void zero_op_launched(struct zero *z, uint32_t rank)
     z->ranks[rank].ops_launched++;
 }
 
-/* A stream may wait for a verdict, a window, a fetch; and for a full buffer's last contribution,
- * when it writes the next, so in a later micro-step. For a ring slot only if that is launched. */
+/* A stream may also wait for a full buffer's last contribution, when it writes the next, so in a
+ * later micro-step. For a ring slot only if that is launched. */
 bool zero_settled(const struct zero *z, uint32_t rank, uint64_t mark)
 {
     const struct zero_rank *mine = &z->ranks[rank];
 
-    if (mine->handled < mark || mine->fetches.count || mine->ended > z->step ||
-        (mine->update == UPDATE_BEGUN && mine->update_told < mine->ended))
+    if (mine->handled < mark || !caught_up(z, mine))
         return false;
     for (uint32_t b = 0; b < z->buckets && !z->ring && !z->local; b++) {
         if (zero_member(z, b, rank) && grad_unlaunched(z, rank, b, true))

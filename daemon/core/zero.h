@@ -51,7 +51,11 @@ int zero_reattach(struct zero *zero, struct core_fault *ret_fault);
 
 /* Jobs whose clients order by streams only. A client's stream may wait for what the client declared
  * last before it does what is declared next. So what a rank declares is let go in the order of its
- * calls, over this layer and the collectives:
+ * calls, over this layer and the collectives, and the order of effects is one in which everything
+ * can run, one after the other: whatever launches and signals stand in one queue of the device, in
+ * this order, none waits for what is behind it.
+ * - a message with gradients, or the end of an update or step, is handled when the verdict, window
+ *   and fetches before it are launched, or their signals given;
  * - a message is handled when the rank's collectives before it are launched;
  * - a collective may be launched when the messages before it are handled and their ops launched, as
  *   far as a stream may wait for these. */

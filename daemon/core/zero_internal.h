@@ -27,7 +27,8 @@
  * All this counts declarations. What a rank declares its streams may do later; so a declaration
  * carries tokens, and the ops that it lets go wait for them, on their streams (zero_tokens.c). An
  * op never waits for a later declaration than it needs: a client's stream may wait for that very op
- * first, and they would wait for each other.
+ * first, and they would wait for each other. Nor is it launched before what the stream waits for
+ * first (zero.h): one queue may hold both.
  *
  * Ops of one stream run in order wherever they have a rank in common; others may overtake each
  * other. So who needs all that the REDUCE stream did waits for the last op of each rank there, and

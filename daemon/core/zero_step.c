@@ -110,7 +110,7 @@ int step_update_commit(struct zero *z, uint32_t rank, const struct wire_after *a
     if (mine->update != UPDATE_BEGUN)
         return zero_fail(z, GW_E_STATE, rank, "rank %u committed an update that it had not begun",
                          rank);
-    if (z->update_open < mine->ended && zero_edge(z, EDGE_READS_OVER) && z->ordered)
+    if (z->ordered && mine->update_told < mine->ended)
         return 1; /* its streams wait for the window */
     if (z->update_open < mine->ended && zero_edge(z, EDGE_READS_OVER))
         return zero_fail(z, GW_E_STATE, rank,

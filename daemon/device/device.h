@@ -9,6 +9,10 @@
  * What a table must keep so that `host` and `cuda` are the same to their callers
  *  - Nothing on the step path waits on the host. enqueue returns at once, whatever the work waits
  *    for; order is a property of streams, not of callbacks.
+ *  - Works of several streams, and signals asked for afterwards, may stand in one queue, in the
+ *    order of the calls; a GPU has few queues. So callers make their calls in an order in which all
+ *    that was asked for can be done, one after the other: nothing waits, through a word or another
+ *    process's stream either, for what is enqueued later.
  *      host: a stream is a thread with a queue.
  *      cuda: a stream is a lane: on the GPU of each rank a work stream and a notify stream. A wait
  *      is cuStreamWaitValue64(GEQ, cyclic) on the word's device alias, so it may be enqueued before

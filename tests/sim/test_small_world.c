@@ -39,7 +39,7 @@ static const struct layout_param halves[] = {
 struct world {
     const char *what;
     uint32_t stage, accumulate, ranks, steps, params, micro_steps;
-    bool fetch, streams, reports, losses;
+    bool fetch, streams, narrow, reports, losses;
     uint32_t ring_slots, unused;
     const struct layout_param *list; /* NULL: three */
     uint32_t groups, shard_ranks, persist_bytes;
@@ -71,12 +71,14 @@ static void explore_world(const struct world *world)
     plan.steps = world->steps;
     plan.fetch = world->fetch;
     plan.streams = world->streams;
+    plan.narrow = world->narrow;
     plan.unused = world->unused;
     plan.config.device = world->streams ? GW_DEVICE_CUDA : GW_DEVICE_HOST;
     explore_run(&explore);
     printf("stage %u %s, %u ranks, %u steps of %u, %s%s: %u states, %u edges, %u ends, depth %u",
            world->stage, world->accumulate == LOCAL ? "local" : "shard", world->ranks,
-           world->steps, world->micro_steps, world->what, world->streams ? ", streams" : "",
+           world->steps, world->micro_steps, world->what,
+           world->narrow ? ", streams, one queue" : world->streams ? ", streams" : "",
            explore.states, explore.edges, explore.ends, explore.depth);
     if (world->losses)
         printf(", %u losses (%u torn)", explore.went_on + explore.torn, explore.torn);
@@ -172,6 +174,19 @@ static void test_streams(void **state)
     EXPLORE(worlds);
 }
 
+/* Whatever ranks enqueue ahead, over micro-steps and steps: the order of the core's effects is one
+ * in which all can run, one after the other. */
+static void test_one_queue(void **state)
+{
+    static const struct world worlds[] = {
+        {"fetches", 1, LOCAL, 2, 2, 1, 2, .streams = true, .narrow = true, .fetch = true},
+        {"fetches", 3, LOCAL, 2, 2, 1, 1, .streams = true, .narrow = true, .fetch = true},
+    };
+
+    (void)state;
+    EXPLORE(worlds);
+}
+
 #endif
 
 static void test_groups(void **state)
@@ -248,6 +263,7 @@ int main(void)
         cmocka_unit_test(test_slots),
         cmocka_unit_test(test_fetches),
         cmocka_unit_test(test_streams),
+        cmocka_unit_test(test_one_queue),
 #endif
         cmocka_unit_test(test_groups),
         cmocka_unit_test(test_rounding),

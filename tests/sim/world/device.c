@@ -2,6 +2,10 @@
 /*
  * The virtual device: streams of ops that each run in order, words that ops raise, completions that
  * the core hears of later. An op runs in one go, at a moment that the draw chooses.
+ *
+ * A real device has fewer queues than there are streams, and signals asked for afterwards stand in
+ * one behind the other. Which of them share a queue is nobody's business: with plan.narrow all do,
+ * and whatever can get stuck in some queues gets stuck in this one.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -143,6 +147,7 @@ void device_launch(struct sim *sim, const struct core_op *op)
         sim->executed = realloc(sim->executed, room * sizeof(*sim->executed));
         memset(sim->executed + sim->executed_room, 0, room - sim->executed_room);
         sim->executed_room = room;
+        sim->executed[0] = true; /* before the first */
     }
     copy_op(sim, op, &mine->op);
     count(sim, op);
@@ -194,6 +199,8 @@ void device_signal(struct sim *sim, uint64_t after_op, const struct core_signal 
 {
     struct sim_signal *waiting, **end = &sim->signals;
 
+    if (sim->plan->narrow)
+        after_op = sim->launched;
     if (!after_op || (after_op < sim->executed_room && sim->executed[after_op])) {
         raise_word(sim, signal);
         return;
@@ -231,7 +238,7 @@ bool device_can_run(const struct sim *sim, uint32_t stream)
 {
     const struct sim_op *op = sim->streams[stream].head;
 
-    if (!op)
+    if (!op || (sim->plan->narrow && !sim->executed[op->op.id - 1]))
         return false;
     for (uint32_t i = 0; i < op->op.wait_op_count; i++) {
         if (!sim->executed[op->op.wait_ops[i]])

@@ -118,6 +118,7 @@ static void add_device(struct dump *dump)
             for (uint32_t i = 0; i < op->op.wait_op_count; i++)
                 set += sim->executed[op->op.wait_ops[i]] ? 0 : name_of(dump, op->op.wait_ops[i]);
             add(dump, set);
+            add_op(dump, sim->plan->narrow ? op->op.id - 1 : 0); /* which it stands behind */
         }
     }
     for (const struct sim_op *op = sim->done; op; op = op->next)

@@ -76,6 +76,8 @@ struct sim_plan {
     bool streams;     /* clients of a job on GPUs */
     bool deaf;        /* the core hears of no completion while anything else can happen; and if the
                        * steps cannot go on without one, that is an error */
+    bool narrow;      /* streams: the device has one queue, in which all ops and signals stand in
+                       * the order of the core's effects */
     bool sums;        /* streams: a collective in each step */
     bool idle_skip;   /* who owns nothing makes no update */
     bool measure;     /* the comm_alone passes come first */
