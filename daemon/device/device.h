@@ -181,7 +181,8 @@ struct device_ops {
     int (*enqueue)(struct device_stream *stream, const struct device_work *work);
     /* Raises once `op` is done: now if it is already (or 0), never if it fails. The stamps are the
      * op's; now for op 0; long ago (1) for one done before, so that a wait for it is all
-     * wake-up. */
+     * wake-up. cuda: if signals of the rank are on their way, it comes behind the last of these,
+     * with its stamps. */
     int (*signal_after)(struct device *device, uint64_t op, const struct device_signal *signal);
     /* False: none. Else the device cannot go on; what happened, once. After config.wake. */
     bool (*take_fault)(struct device *device, char text[GW_TEXT_MAX + 1]);

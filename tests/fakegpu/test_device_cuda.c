@@ -110,6 +110,35 @@ static void signals_asked_for_afterwards_come(void **state)
     assert_int_equal(kit->engine[0]->op[10].value, 9);
 }
 
+/* Where a GPU raises a slot without atomics on host memory, a value that the host stores meanwhile
+ * would be lost. */
+static void signals_of_a_rank_follow_those_on_their_way(void **state)
+{
+    struct kit *kit = *state;
+    struct device_wait wait = {&kit->client[0]->timeline[0], 1, 0};
+    struct device_signal first = kit_signal(kit, 1, 1, 1), second = kit_signal(kit, 1, 1, 2);
+
+    kit_enqueue(kit, 0, kit_item(kit, 1, NULL, 0),
+                &(struct device_work){.ranks = 3, .waits = &wait, .wait_count = 1});
+    assert_int_equal(kit->ops->signal_after(kit->device, 1, &first), 0);
+    assert_int_equal(kit->ops->signal_after(kit->device, 0, &second), 0);
+    kit_pause(kit);
+    assert_int_equal(kit->engine[1]->op[1].value, 0);
+    kit_raise(kit, 0, 0, 1);
+    assert_int_equal(kit_done(kit).op, 1);
+    assert_int_equal(kit->engine[1]->op[1].value, 2);
+    for (uint64_t op = 2; op < 200; op++) {
+        first = kit_signal(kit, 1, 1, 2 * op - 1);
+        second = kit_signal(kit, 1, 1, 2 * op);
+        kit_enqueue(kit, 0, kit_item(kit, op, NULL, 0), &(struct device_work){.ranks = 2});
+        assert_int_equal(kit->ops->signal_after(kit->device, op, &first), 0);
+        assert_int_equal(kit->ops->signal_after(kit->device, 1, &second), 0);
+        assert_int_equal(kit_done(kit).op, op);
+        assert_int_equal(kit->engine[1]->op[1].value, 2 * op);
+        assert_int_equal(kit->waits[1]->word[1], 2 * op);
+    }
+}
+
 /* More than stamps of their own are there for, over three lanes that wait for each other. */
 static void thousands_of_works_pass(void **state)
 {
@@ -456,6 +485,7 @@ int main(int argc, char **argv)
         TEST(an_op_waits_for_ops_of_other_lanes),
         TEST(tokens_may_be_raised_late_and_in_any_order),
         TEST(signals_asked_for_afterwards_come),
+        TEST(signals_of_a_rank_follow_those_on_their_way),
         TEST(thousands_of_works_pass),
         TEST(any_graph_of_works_keeps_its_order),
         TEST(a_hold_takes_the_time_of_the_rank_s_link),

@@ -63,6 +63,7 @@ struct cuda_gpu {
     /* Under the device's lock. */
     pthread_cond_t wake;
     struct cuda_item *head, *tail;
+    struct cuda_item *later_head, *later_tail; /* signals of the rank on their way, on any GPU */
     bool busy;                       /* with an item, or looking after things */
     uint64_t look_ns, look_pause_ns; /* when the way wants to look; 0: not at all */
     /* How the GPU's clock drifts: from a part's end to its being told, the least of a window. */

@@ -115,6 +115,20 @@ static void fill_in(struct cuda_device *device, struct cuda_work *work)
     }
 }
 
+/* With the lock held. Mostly they end in their order. */
+static void remove_later(struct cuda_gpu *gpu, const struct cuda_item *item)
+{
+    struct cuda_item **at = &gpu->later_head, *before = NULL;
+
+    while (*at != item) {
+        before = *at;
+        at = &before->later_next;
+    }
+    *at = item->later_next;
+    if (gpu->later_tail == item)
+        gpu->later_tail = before;
+}
+
 static void end(struct cuda_item *item)
 {
     struct cuda_work *work = item->work;
@@ -130,7 +144,9 @@ static void end(struct cuda_item *item)
         if (done_ns)
             follow_clock(&device->gpus[item->rank], done_ns);
     }
-    if (!later)
+    if (later)
+        remove_later(&device->gpus[item->later.rank], item);
+    else
         device->way->ended(&device->gpus[item->rank], work->lane, work->work.op);
     last = work->pending == 1 && !work->told;
     if (last)

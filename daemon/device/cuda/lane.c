@@ -103,6 +103,15 @@ int cuda_enqueue(struct device_stream *stream, const struct device_work *work)
     return 0;
 }
 
+static void append_later(struct cuda_gpu *gpu, struct cuda_item *item)
+{
+    if (gpu->later_tail)
+        gpu->later_tail->later_next = item;
+    else
+        gpu->later_head = item;
+    gpu->later_tail = item;
+}
+
 /* With the lock held: behind the work on a stream of its own, so that nobody waits for it. */
 static int push_later(struct cuda_device *device, struct cuda_work *work,
                       const struct device_signal *signal)
@@ -119,6 +128,7 @@ static int push_later(struct cuda_device *device, struct cuda_work *work,
     item->work = work;
     item->later = *signal;
     work->pending++;
+    append_later(&device->gpus[signal->rank], item);
     if (work->held) {
         item->next = work->later;
         work->later = item;
@@ -126,6 +136,18 @@ static int push_later(struct cuda_device *device, struct cuda_work *work,
         cuda_issuer_push(&device->gpus[rank], item);
     }
     return 0;
+}
+
+/* With the lock held: the work that the signal is to stand behind; NULL: nothing is in its way.
+ * While a GPU raises a slot, nobody else may: where it has no atomics on host memory, it reads the
+ * word and writes it, and what a host stores in between is lost. So signals of a rank follow those
+ * that are on their way. */
+static struct cuda_work *behind(struct cuda_device *device, uint64_t op, uint32_t rank)
+{
+    struct cuda_work *work = cuda_ledger_find(&device->ledger, op);
+    const struct cuda_item *last = device->gpus[rank].later_tail;
+
+    return work || !last || last->work->told ? work : last->work;
 }
 
 int cuda_signal_after(struct device *device, uint64_t op, const struct device_signal *signal)
@@ -136,7 +158,7 @@ int cuda_signal_after(struct device *device, uint64_t op, const struct device_si
     int r = 0;
 
     pthread_mutex_lock(&of->lock);
-    work = cuda_ledger_find(&of->ledger, op);
+    work = behind(of, op, signal->rank);
     if (work)
         r = cuda_alias(of, signal->slot) ? push_later(of, work, signal) : GW_E_INTERNAL;
     pthread_mutex_unlock(&of->lock);

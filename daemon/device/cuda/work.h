@@ -38,6 +38,7 @@ struct cuda_item {
     uint32_t rank; /* the GPU */
     struct cuda_work *work;
     struct device_signal later;
+    struct cuda_item *later_next; /* the rank's next, as they were asked for */
     void (*call)(void *arg, int gpu);
     void *arg;
     void (*release)(void *arg);
