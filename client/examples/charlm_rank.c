@@ -37,6 +37,7 @@ struct rank_run {
     double *norm;                /* steps, likewise */
     struct span *steps;          /* steps */
     struct span *backwards;      /* steps x micro-steps */
+    struct gw_token before;      /* of the last step's end */
     struct gw_device *device;    /* NULL: the host */
 };
 
@@ -410,11 +411,12 @@ static int update(struct rank_run *run, uint32_t step)
     return check(run, "commit update", gw_update_commit(run->job));
 }
 
-/* When all is enqueued the host waits, and not before: so what is enqueued has an end. */
+/* With streams nothing here waits but for the end of the step before, when all of this one is
+ * enqueued: so what is enqueued has an end. */
 static int train_step(struct rank_run *run, uint32_t step)
 {
     const struct charlm_options *o = run->options;
-    struct gw_token token;
+    struct gw_token token = {0};
     int r = 0;
 
     charlm_device_stamp(&run->steps[step - 1].from_ns);
@@ -428,8 +430,9 @@ static int train_step(struct rank_run *run, uint32_t step)
         r = check(run, "norm", charlm_device_norm(run->job, &run->norm[step - 1]));
     if (r == 0)
         r = update(run, step);
-    if (r == 0)
-        r = check(run, "verdict", gw_wait(run->job, token, WAIT));
+    if (r == 0 && step > 1)
+        r = check(run, "verdict", gw_wait(run->job, run->before, WAIT));
+    run->before = token;
     charlm_device_stamp(&run->steps[step - 1].to_ns);
     return r;
 }
