@@ -91,7 +91,9 @@ static bool start_server(struct alone *alone, uint32_t gpus)
     if (alone->server == 0) {
         prctl(PR_SET_PDEATHSIG, SIGTERM);
         execl(program, program, "--socket", alone->socket, "--gpus", count, "--seed",
-              seed ? seed : "1", "--report", alone->report, "--kernels", kernels, (char *)NULL);
+              seed ? seed : "1", "--report", alone->report, "--kernels", kernels,
+              /* A quarter of them, what NCCL takes by itself, is more than we let it take. */
+              "--ctas", "64", (char *)NULL);
         perror(program);
         _exit(127);
     }

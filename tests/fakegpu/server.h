@@ -288,7 +288,9 @@ struct inject {
 
 struct counts {
     uint64_t kernels, copies, copy_bytes, fills, waits, writes, records, hostfns, collectives;
-    uint64_t zero_ctas; /* collectives without one */
+    uint64_t zero_ctas;    /* collectives without one */
+    uint64_t ctas_most;    /* that collectives held of a GPU at once */
+    uint64_t threads_most; /* of a kernel */
     uint64_t allocations, frees, registers, imports, syncs, faults;
 };
 

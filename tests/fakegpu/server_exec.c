@@ -186,6 +186,8 @@ static void run_kernel(struct server *s, struct op *op)
         process_fault(s, p, E_LAUNCH_FAILED, "injected, in %s", op->u.launch.kernel->name);
         return;
     }
+    if (threads > s->counts.threads_most)
+        s->counts.threads_most = threads;
     check_argument(s, op);
     kernel_ranges(s, op);
     /* Few enough that the CPU's caches like it. */
@@ -330,6 +332,8 @@ void op_execute(struct server *s, struct op *op)
         op->collected = true;
         s->counts.collectives++;
         s->counts.zero_ctas += op->ctas == 0;
+        if (s->ctas - gpu->ctas_free > s->counts.ctas_most)
+            s->counts.ctas_most = s->ctas - gpu->ctas_free;
         nccl_start(s, op);
         return;
     case OP_NONE:

@@ -96,6 +96,7 @@ static void put_counts(const struct server *s, FILE *file)
                {"fills", n->fills}, {"waits", n->waits}, {"writes", n->writes},
                {"records", n->records}, {"hostfns", n->hostfns},
                {"collectives", n->collectives}, {"zero_ctas", n->zero_ctas},
+               {"ctas_most", n->ctas_most}, {"threads_most", n->threads_most},
                {"allocations", n->allocations}, {"frees", n->frees},
                {"registers", n->registers}, {"imports", n->imports},
                {"syncs", n->syncs}, {"faults", n->faults}};

@@ -16,6 +16,10 @@
 
 #include "daemon/device/pages.h"
 
+/* What daemon/fabric/nccl/nccl.h promises the trainer. */
+#define CTAS_MAX 8
+#define THREADS_MAX (32u * 256u)
+
 /* The tree written out: neighbours are added until one is left. */
 static float tree(float values[RANKS], uint32_t n)
 {
@@ -616,6 +620,25 @@ static void all_gathers_in_windows(void **state)
     stop(rig);
 }
 
+/* The trainer computes on the same GPU. The first of all, for the counts are of the whole run:
+ * later ones have lanes beside each other. */
+static void collectives_and_kernels_are_small(void **state)
+{
+    const uint64_t numel = 5 * THREADS_MAX; /* a thread does four at a time */
+    struct rig *rig = start_with(2, 2 * numel, 2 * numel);
+    struct trial trial = trial_of(rig, CORE_OP_ALL_REDUCE, numel);
+
+    (void)state;
+    fill(rig);
+    compare(rig, &trial);
+    assert_int_equal(alone_count("threads_most"), THREADS_MAX);
+    trial.op.order = GW_ORDER_FABRIC;
+    compare(rig, &trial); /* two values have one order only */
+    assert_int_equal(alone_count("threads_most"), THREADS_MAX);
+    assert_int_equal(alone_count("ctas_most"), CTAS_MAX);
+    stop(rig);
+}
+
 static void names(void **state)
 {
     (void)state;
@@ -625,6 +648,7 @@ static void names(void **state)
 }
 
 static const struct CMUnitTest tests[] = {
+    cmocka_unit_test(collectives_and_kernels_are_small),
     cmocka_unit_test(names),
     cmocka_unit_test(exact_sums),
     cmocka_unit_test(fabric_sums),
