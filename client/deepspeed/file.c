@@ -212,6 +212,20 @@ struct gw_deepspeed *gw_deepspeed_free(struct gw_deepspeed *config)
     return NULL;
 }
 
+int gw_deepspeed_param_options(const struct gw_deepspeed *config,
+                               struct gw_param_options *ret_options)
+{
+    struct gw_param_options options = {0};
+
+    if (config == NULL || ret_options == NULL || ret_options->struct_size < sizeof(size_t))
+        return wrong(GW_E_INVALID, "the configuration or the options are NULL, or "
+                                   "gw_param_options.struct_size is not set");
+    options.dtype = config->parsed->dtype;
+    options.grad_dtype = config->parsed->grad_dtype;
+    give(ret_options, ret_options->struct_size, &options, sizeof(options));
+    return 0;
+}
+
 int gw_deepspeed_loss_scale(const struct gw_deepspeed *config,
                             struct gw_loss_scale_options *ret_options)
 {

@@ -10,8 +10,10 @@
  *
  *   struct gw_zero_options options = {.struct_size = sizeof(options)};
  *   struct gw_deepspeed_given given = {.struct_size = sizeof(given), .world = world};
- *   r = gw_job_options_from_deepspeed_file("ds_config.json", &given, &options, NULL);
- *   ... gw_seal(job, &options, timeout_ns);
+ *   struct gw_param_options all = {.struct_size = sizeof(all)};
+ *   r = gw_job_options_from_deepspeed_file("ds_config.json", &given, &options, &config);
+ *   r = gw_deepspeed_param_options(config, &all);
+ *   ... gw_param_add(job, name, numel, &all, &param); gw_seal(job, &options, timeout_ns);
  */
 #ifndef GRADWIRE_DEEPSPEED_H
 #define GRADWIRE_DEEPSPEED_H
@@ -48,6 +50,12 @@ GW_API int gw_job_options_from_deepspeed_file(const char *path,
                                               struct gw_deepspeed **ret_config);
 /* NULL is fine; returns NULL. */
 GW_API struct gw_deepspeed *gw_deepspeed_free(struct gw_deepspeed *config);
+
+/* The dtypes that the file asks for, of every parameter and its gradients: fp16 or bf16 where that
+ * is enabled, else fp32. Fills all of *ret_options (its struct_size is set by the caller): unit NULL
+ * and group 0, which no file knows. */
+GW_API int gw_deepspeed_param_options(const struct gw_deepspeed *config,
+                                      struct gw_param_options *ret_options);
 
 /* 1: fp16 is on, and *ret_options (its struct_size is set by the caller) is for gw_loss_scale_init.
  * clip_norm is in both options: with a loss scale use gw_loss_scale_step.grad_factor, and not the

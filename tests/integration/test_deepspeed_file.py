@@ -50,17 +50,20 @@ def read_list(lib, config, which):
 
 
 def configure(path, **given):
-    """options, keys, defaults, loss scale or None"""
+    """options, keys, defaults, loss scale or None, options of parameters"""
     lib = library()
     options, config, scale = gw.ZeroOptions(), C.c_void_p(), LossScale()
     options.struct_size, scale.struct_size = C.sizeof(options), C.sizeof(scale)
+    params = gw.ParamOptions(struct_size=C.sizeof(gw.ParamOptions), group=9)  # 9: written over
     if "version" in given:
         given["version"] = given["version"].encode()
     own = Given(struct_size=C.sizeof(Given), **{"world": 4, **given})
     gw.call("gw_job_options_from_deepspeed_file", str(path).encode(), C.byref(own),
             C.byref(options), C.byref(config), lib=lib)
     on = gw.call("gw_deepspeed_loss_scale", config, C.byref(scale), lib=lib)
-    result = (options, read_list(lib, config, 0), read_list(lib, config, 1), scale if on else None)
+    gw.call("gw_deepspeed_param_options", config, C.byref(params), lib=lib)
+    result = (options, read_list(lib, config, 0), read_list(lib, config, 1),
+              scale if on else None, params)
     lib.gw_deepspeed_free(config)
     return result
 
@@ -102,8 +105,26 @@ CONFIGURATIONS = [
     {**zero(stage=0, reduce_bucket_size=500), "gradient_accumulation_steps": 3,
      "wall_clock_breakdown": True, "bf16": {"enabled": True}},
     {"train_batch_size": 32, "train_micro_batch_size_per_gpu": 2, "gradient_clipping": 0},
+    {**zero(stage=3, reduce_bucket_size=600, stage3_param_persistence_threshold=10,
+            stage3_max_reuse_distance=400), "bf16": {"enabled": True},
+     "communication_data_type": "fp16", "data_types": {"grad_accum_dtype": "bf16"}},
+    {**zero(stage=2, reduce_bucket_size=600, mics_shard_size=2), "fp16": {"enabled": True}},
     {**zero(cpu_offload=False, ignore_unused_parameters=False), "no_such_key": [1, {"a": None}]},
 ]
+
+
+def flags(options, params):
+    """Of gwctl plan, for what a job got."""
+    names = ("fp32", "fp16", "bf16")
+    out = ["--stage", options.stage, "--bucket", options.bucket_bytes,
+           "--micro-steps", options.micro_steps, "--dtype", names[params.dtype],
+           "--grad-dtype", names[params.grad_dtype]]
+    for flag, value in (("--reduce-dtype", options.reduce_dtype and names[options.reduce_dtype]),
+                        ("--accumulators", options.accum_as_grads and "grads"),
+                        ("--shard-ranks", options.shard_ranks),
+                        ("--persist", options.persist_bytes), ("--reuse", options.reuse_bytes)):
+        out += [flag, value] if value else []
+    return out
 
 
 @pytest.mark.parametrize("configuration", CONFIGURATIONS, ids=range(len(CONFIGURATIONS)))
@@ -112,21 +133,21 @@ def test_a_job_gets_what_is_planned(ds, model, configuration):
     done = gwctl("--model", model, "--ranks", 4, "--deepspeed", path, "--json")
     assert done.returncode == 0, done.stderr
     planned = json.loads(done.stdout)
-    options, keys, defaults, _ = configure(path, numel=1310, accept_rejected=1)
+    options, keys, defaults, _, params = configure(path, numel=1310, accept_rejected=1)
     assert keys == planned["keys"]
     assert defaults == planned["defaults"][:len(defaults)]
-    # Under the options that the job gets, the plan is the same.
-    half = [name for name in ("fp16", "bf16") if configuration.get(name, {}).get("enabled")]
-    again = json.loads(gwctl("--model", model, "--ranks", 4, "--bucket", options.bucket_bytes,
-                             "--micro-steps", options.micro_steps, "--json",
-                             *(["--dtype", half[0]] if half else [])).stdout)
-    for mine, theirs in zip(again["stages"], planned["stages"]):
-        for figures in ("calls", "payload_bytes", "ring_bytes"):
-            assert mine[figures] == theirs[figures]
+    # Under the options that the job gets, the plan of its stage is the same.
+    again = json.loads(gwctl("--model", model, "--ranks", 4, "--json",
+                             *flags(options, params)).stdout)
+    for figures in ("dtypes", "grad_dtypes"):
+        assert again[figures] == planned[figures]
+    for figures in ("calls", "payload_bytes", "ring_bytes", "shard_ranks", "persistent_params",
+                    "reuse_bytes"):
+        assert again["stages"][0][figures] == planned["stages"][options.stage][figures], figures
 
 
 def test_options_by_hand(ds):
-    options, _, _, scale = configure(ds({
+    options, _, _, scale, _ = configure(ds({
         **zero(stage=3, reduce_bucket_size=300, overlap_comm=False), "gradient_clipping": 0.5,
         "gradient_accumulation_steps": 7}))
     assert (options.stage, options.bucket_bytes, options.overlap_off) == (3, 1200, 1)
@@ -135,6 +156,25 @@ def test_options_by_hand(ds):
     options = configure(ds(zero(reduce_bucket_size="auto")), bucket_bytes=64, micro_steps=2)[0]
     assert (options.bucket_bytes, options.micro_steps, options.clip_norm) == (64, 2, 1.0)
     assert configure(ds({}), version="0.14.0")[0].clip_norm == 0
+
+
+def test_dtypes_by_hand(ds):
+    def kinds(path, **given):
+        options, _, _, _, params = configure(path, **given)
+        assert (params.unit, params.group) == (None, 0)
+        return params.dtype, params.grad_dtype, options
+
+    assert kinds(ds({}))[:2] == (gw.FP32, gw.FP32)
+    assert kinds(ds({"fp16": {"enabled": False}}))[:2] == (gw.FP32, gw.FP32)
+    assert kinds(ds({"fp16": {"enabled": True}}))[:2] == (gw.FP16, gw.FP16)
+    # Two bytes an element: 1000 of the bucket, 10 of what stays, 400 of reuse.
+    *got, options = kinds(ds({**zero(
+        stage=3, reduce_bucket_size=1000, stage3_param_persistence_threshold=10,
+        stage3_max_reuse_distance=400, mics_shard_size=2), "bf16": {"enabled": True},
+        "communication_data_type": "fp16", "data_types": {"grad_accum_dtype": "bf16"}}))
+    assert got == [gw.BF16, gw.BF16]
+    assert (options.bucket_bytes, options.persist_bytes, options.reuse_bytes) == (2000, 20, 800)
+    assert (options.shard_ranks, options.reduce_dtype, options.accum_as_grads) == (2, gw.FP16, 1)
 
 
 def test_g02_the_loss_scaler_of_an_old_example(ds):
@@ -184,26 +224,30 @@ def test_bad_calls(ds, tmp_path):
 
 
 def run_rank(rank, world, socket, id_path, path):
-    options = configure(path, world=world)[0]
+    options, _, _, _, params = configure(path, world=world)
     job = gw.Job(rank, world, id_path=id_path, socket=socket)
     for param in range(4):
-        job.param(f"p{param}", 100)
+        gw.call("gw_param_add", job.handle, f"p{param}".encode(), C.c_uint64(100),
+                C.byref(params), C.byref(C.c_uint32()))
     gw.call("gw_seal", job.handle, C.byref(options), C.c_int64(20 * gw.S))
     for param in reversed(range(4)):
-        job.put(param, [1.0] * 100)
+        job.put(param, [1.0] * 100, dtype=params.grad_dtype)
+    bucket = job.bucket(0)
     job.step_end()
     verdict = job.wait_step()
     kinds = dict(zip(gw.KINDS, (k.calls for k in job.stats().kinds)))
     job.close()
-    return verdict.norm, verdict.clip_factor, kinds["reduce_scatter"], kinds["all_reduce"]
+    return (verdict.norm, verdict.clip_factor, kinds["reduce_scatter"], kinds["all_reduce"],
+            bucket.dtype, bucket.grad_dtype)
 
 
-def test_a_job_runs_under_a_file(daemon, tmp_path, ds):
+@pytest.mark.parametrize("half, dtype", [({}, gw.FP32), ({"bf16": {"enabled": True}}, gw.BF16)])
+def test_a_job_runs_under_a_file(daemon, tmp_path, ds, half, dtype):
     path = ds({**zero(stage=1, reduce_bucket_size=200, overlap_comm=True),
-               "gradient_clipping": 5.0})
-    for norm, clip, scatters, reduces in gw.run(2, run_rank, 2, str(daemon.socket),
-                                                str(tmp_path / "id"), str(path)):
-        assert (norm, scatters, reduces) == (20.0, 2, 0)
+               "gradient_clipping": 5.0, **half})
+    for norm, clip, scatters, reduces, *dtypes in gw.run(2, run_rank, 2, str(daemon.socket),
+                                                         str(tmp_path / "id"), str(path)):
+        assert (norm, scatters, reduces, dtypes) == (20.0, 2, 0, [dtype, dtype])
         assert abs(clip - 0.25) < 1e-6
 
 
