@@ -52,8 +52,8 @@ GW_API int gw_job_options_from_deepspeed_file(const char *path,
 GW_API struct gw_deepspeed *gw_deepspeed_free(struct gw_deepspeed *config);
 
 /* The dtypes that the file asks for, of every parameter and its gradients: fp16 or bf16 where that
- * is enabled, else fp32. Fills all of *ret_options (its struct_size is set by the caller): unit NULL
- * and group 0, which no file knows. */
+ * is enabled, else fp32. Fills all of *ret_options (its struct_size is set by the caller): unit
+ * NULL and group 0, which no file knows. */
 GW_API int gw_deepspeed_param_options(const struct gw_deepspeed *config,
                                       struct gw_param_options *ret_options);
 
