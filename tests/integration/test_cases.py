@@ -506,11 +506,12 @@ def test_c06_memory_of_a_killed_rank_goes_and_other_jobs_go_on(where, daemon, gp
 def c07_rank(rank, world, where, what):
     job = join(rank, world, where)
     buf = job.buffer(4096)
-    mine = {"name": ("a", 8, 1.0), "count": ("a", 8, 1.0), "scale": ("a", 8, 1.0)}[what]
-    other = {"name": ("b", 8, 1.0), "count": ("a", 16, 1.0), "scale": ("a", 8, 0.5)}[what]
-    name, count, scale = mine if rank == 0 else other
+    op = {"name": "a", "count": 8, "scale": 1.0, "dtype": gw.FP32}
+    if rank != 0:
+        op[what] = {"name": "b", "count": 16, "scale": 0.5, "dtype": gw.BF16}[what]
+    count = op.pop("count")
     try:
-        job.wait(job.all_reduce(buf.at(), buf.at(), count, name=name, scale=scale))
+        job.wait(job.all_reduce(buf.at(), buf.at(), count, **op))
     except gw.Error as e:
         return e.name, e.text
     finally:
@@ -518,7 +519,7 @@ def c07_rank(rank, world, where, what):
     return "summed"
 
 
-@pytest.mark.parametrize("what", ["name", "count", "scale"])
+@pytest.mark.parametrize("what", ["name", "count", "scale", "dtype"])
 def test_c07_ops_that_differ_are_refused_with_both_sides(where, what):
     got = gw.run(2, c07_rank, 2, where, what)
     assert got[0] == got[1] and got[0][0] == "GW_E_MISMATCH"
