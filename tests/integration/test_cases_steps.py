@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Public failures of other systems (test_cases.py): ranks that differ, fetches, frozen layers.
 
-Values are worked out by hand. ctest: device=cuda
+Values are worked out by hand.
+ctest: device=cuda
 """
 import struct
 import threading
