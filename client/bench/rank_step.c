@@ -108,7 +108,7 @@ static int gradient(struct worker *worker, uint32_t unit)
                            gw_grad_acquire_sync(s->job, unit, i, RANK_WAIT_NS, &to, &count));
         if (r != 0)
             break;
-        memcpy(to, s->grads + unit * s->model.numel + info.param_offset, count * sizeof *to);
+        memcpy(to, s->grads + unit * s->model.numel + info.param_offset, count * sizeof(float));
         r = rank_check(worker, "gradient ready",
                        gw_grad_ready(s->job, unit, i, GW_GRAD_FINAL, NULL, 0));
     }
