@@ -476,7 +476,7 @@ bool prefetch_ahead(struct prefetch *plan, struct prefetch_gather *ret_gather)
 
 /* ---- steps ----------------------------------------------------------------------------------- */
 
-static void end_all(struct prefetch *plan)
+void prefetch_empty(struct prefetch *plan)
 {
     while (plan->resident_count)
         end_residency(plan, plan->residents[plan->resident_count - 1]);
@@ -512,7 +512,7 @@ void prefetch_step_end(struct prefetch *plan)
 {
     uint32_t at;
 
-    end_all(plan);
+    prefetch_empty(plan);
     if (plan->current_count > 0) {
         at = remember(plan);
         plan->orders[at].used = ++plan->steps;
@@ -531,7 +531,7 @@ void prefetch_reset(struct prefetch *plan)
 {
     uint64_t drops = plan->figures.drops;
 
-    end_all(plan);
+    prefetch_empty(plan);
     plan->figures.drops = drops; /* a broken step's residencies are nobody's misjudgement */
     forget_orders(plan);
 }

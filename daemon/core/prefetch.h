@@ -73,6 +73,9 @@ void prefetch_release(struct prefetch *plan, uint32_t unit);
 bool prefetch_ahead(struct prefetch *plan, struct prefetch_gather *ret_gather);
 /* Everything has been released. The step's sequence is remembered. */
 void prefetch_step_end(struct prefetch *plan);
+/* Nothing is fetched, and what is there is no longer what a gather would bring: all residencies
+ * end. */
+void prefetch_empty(struct prefetch *plan);
 /* As new, but for the figures. */
 void prefetch_reset(struct prefetch *plan);
 

@@ -147,6 +147,14 @@ uint64_t fetch_persistent_bytes(const struct zero *z, uint32_t rank)
     return z->persistent_parts > 0 ? place_fetch_bytes(z->ranks[rank].place, 0) : 0;
 }
 
+void fetch_forget(struct zero *z)
+{
+    for (uint32_t r = 0; r < z->world && z->stage == 3 && !z->mapped; r++) {
+        prefetch_empty(z->ranks[r].plan);
+        grant_served(z, r);
+    }
+}
+
 static void set_gather(struct zero *z, struct core_op *op, uint64_t step, uint32_t fetch_unit)
 {
     struct zero_flight *flight = ops_flight(z, op->id);

@@ -535,6 +535,8 @@ struct core_op *fetch_part_op(struct zero *z, uint32_t rank, uint32_t part, uint
                               enum flight_kind flight);
 /* Stage 3: all of the rank's persistent parameters of a group. */
 void fetch_persistent(struct zero *z, uint32_t rank, uint32_t group, uint64_t step, bool counted);
+/* No rank holds a unit, and pools no longer hold what is in the shards: units are gathered anew. */
+void fetch_forget(struct zero *z);
 /* Bytes of the POOL that persistent parameters take. */
 uint64_t fetch_persistent_bytes(const struct zero *z, uint32_t rank);
 
@@ -546,7 +548,7 @@ void grant_reset(struct zero *z);
 /* A residency begins with what is being served; ahead: of another unit than what is served. */
 void grant_launched(struct zero *z, uint32_t rank, uint32_t fetch_unit, bool ahead);
 void grant_gathered(struct zero *z, const struct zero_flight *flight);
-/* Something of the rank was served. */
+/* Something of the rank was served, or residencies have ended. */
 void grant_served(struct zero *z, uint32_t rank);
 
 /* ---- zero_measure.c, zero_io.c --------------------------------------------------------------- */

@@ -75,13 +75,16 @@ static int allowed(struct zero *z, uint32_t rank, struct text *why)
     return updates_open(z) || z->moves_in_flight || z->measure.running || !tokens_quiet(z);
 }
 
-/* What is gathered of a persistent parameter does not hold what is written now. */
+/* What is gathered of the parameter, ahead of its next fetch or for good, does not hold what is
+ * written now. */
 static void note_write(struct zero *z, uint32_t param)
 {
     const struct gw_layout_param *at = &layout_params(z->layout)[param];
 
     if (at->persistent)
         z->groups[at->group].fresh = 0;
+    else
+        fetch_forget(z);
 }
 
 /* True: served or refused. */

@@ -207,6 +207,7 @@ static bool begin(struct zero *z)
     }
     z->measure.running = true;
     z->measure.reductions = reductions(z);
+    fetch_forget(z); /* its gathers go where units may lie that were gathered ahead */
     launch_half(z);
     return true;
 }

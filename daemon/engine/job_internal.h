@@ -71,7 +71,8 @@ void build_reply_sealed(struct job *job, const struct core_effect *effect);
 /* launch.c */
 int launch_op(struct job *job, const struct core_op *op);
 int launch_signal(struct job *job, const struct core_signal *signal, uint64_t after_op);
-/* What the core has to tell clients by the way, into their boards. After its effects. */
+/* What the core has to tell clients by the way, into their boards. After its effects, and before an
+ * answer that a client may act upon. */
 void launch_grants(struct job *job);
 int launch_new(struct job *job);
 void launch_free(struct job *job);

@@ -364,6 +364,8 @@ void request_param_io(struct job *job, struct core_effect *effect)
         staging = arenas_at(job->arenas, &ref, effect->io.count * sizeof(float));
         r = staging ? move_values(job, effect, staging) : GW_E_STATE;
     }
+    /* Before the answer: the client must not take what it overwrote for a hit. */
+    launch_grants(job);
     if (r < 0)
         job_reply_done(job, effect->rank, effect->reply.request, r, "%s", io_problem(r));
     else

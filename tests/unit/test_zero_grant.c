@@ -308,12 +308,77 @@ static void with_nothing_more_to_gather_nobody_is_rung_for(void **state)
     fx_free(fx);
 }
 
+/* The second step of one rank, in which two units are gathered ahead and the first is done with. */
+static struct fx *open_ahead(void)
+{
+    struct fx *fx = fx_new(3, 1, 8, 1);
+    struct core_grant grant;
+
+    fx->options.gather = GW_GATHER_PRIVATE;
+    fx->options.gather_bytes = 64 * 4;
+    fx->options.prefetch_bytes = 16 * 4;
+    fx_open(fx, 0, 8, 8, 8);
+    for (uint32_t unit = 0; unit < 3; unit++) {
+        assert_int_equal(fx_unit(fx, 0, WIRE_FETCH, unit), 0);
+        assert_int_equal(fx_unit(fx, 0, WIRE_RELEASE, unit), 0);
+    }
+    assert_int_equal(fx_bare(fx, 0, WIRE_STEP_END), 0);
+    fx_all_done(fx);
+    assert_int_equal(fx_unit(fx, 0, WIRE_FETCH, 0), 0);
+    assert_int_equal(fx_unit(fx, 0, WIRE_RELEASE, 0), 0);
+    fx_all_done(fx);
+    while (grant_next(fx->zero, &grant))
+        t.grants[grant.unit] = grant;
+    assert_int_equal(t.grants[1].value, 2);
+    assert_int_equal(t.grants[2].value, 2);
+    fx_lines(fx);
+    return fx;
+}
+
+/* No grant is left, and the next fetch gathers. */
+static void check_forgotten(struct fx *fx)
+{
+    struct core_grant grant;
+
+    while (grant_next(fx->zero, &grant))
+        t.grants[grant.unit] = grant;
+    assert_int_equal(t.grants[1].value, 0);
+    assert_int_equal(t.grants[2].value, 0);
+    fx_lines(fx);
+    assert_int_equal(fx_unit(fx, 0, WIRE_FETCH, 1), 0);
+    assert_int_equal(strncmp(fx_lines(fx), "GA@0 b1", 7), 0);
+    fx_free(fx);
+}
+
+/* A checkpoint is loaded after an evaluation, say. */
+static void what_was_gathered_before_a_write_is_no_hit(void **state)
+{
+    struct fx *fx = open_ahead();
+
+    (void)state;
+    assert_int_equal(fx_io(fx, 0, 1, 1, 0, 8), 0);
+    check_forgotten(fx);
+}
+
+/* Its gathers go to the pool, too. */
+static void what_was_gathered_before_a_measurement_is_no_hit(void **state)
+{
+    struct fx *fx = open_ahead();
+
+    (void)state;
+    assert_int_equal(fx_request(fx, 0, WIRE_MEASURE), 0);
+    fx_all_done(fx);
+    check_forgotten(fx);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(what_a_client_takes_for_a_hit_is_one),
         cmocka_unit_test(in_its_usual_order_a_step_is_mostly_hits),
         cmocka_unit_test(with_nothing_more_to_gather_nobody_is_rung_for),
+        cmocka_unit_test(what_was_gathered_before_a_write_is_no_hit),
+        cmocka_unit_test(what_was_gathered_before_a_measurement_is_no_hit),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
