@@ -280,7 +280,7 @@ int channel_send_quiet(struct channel *channel, const struct wire_msg *msg)
 
     pthread_mutex_lock(&channel->lock);
     r = channel_put_batch(channel);
-    channel->quiet = true;
+    channel->quiet = !channel->first; /* what is pending goes along, and may be loud */
     if (r == 0)
         r = channel_put(channel, msg);
     channel->quiet = false;
