@@ -116,9 +116,9 @@ struct gw_shm_verdict { /* valid for step == board.step.value while unchanged */
  * what was declared meanwhile ends the residency: a fetch that was no hit, or the step's end, after
  * `served`; or, if some unit of the same fetch unit was fetched by a declaration after `since`, a
  * fetch of another one after `served`. Numbers are of the rank's fetches and step ends, from 1 in
- * each generation. Stored: placed = 0, the rest, placed; and then `served`. A client that finds a
- * hit need not wait, nor ring the doorbell before declaration `ring_at`, where the engine has more
- * to gather ahead.
+ * each generation. Stored: placed = 0, placed_offset, since, placed; and then `served`; read the
+ * other way round, between two looks at placed. A client that finds a hit need not wait, nor ring
+ * the doorbell before declaration `ring_at`, where the engine has more to gather ahead.
  */
 struct gw_shm_board {
     struct gw_shm_header header;

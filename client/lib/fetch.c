@@ -39,7 +39,9 @@ static uint32_t fetch_unit_of(const struct zero *zero, uint32_t unit)
 }
 
 /* Whether fetch `value` of the unit, declared now, is one. `served` is read before the grant: what
- * was served by then shows in it. Lock held. */
+ * was served by then shows in it. And `since` before the place: of a grant that took another's
+ * place meanwhile both are new, or the place alone, and then what ended the first one is not
+ * served yet, so this is no hit by the old `since`. Lock held. */
 static bool is_hit(const struct zero *zero, uint32_t unit, uint64_t value, uint64_t *ret_offset)
 {
     const struct gw_shm_slot *slot = &zero->unit_slots[unit];
@@ -48,8 +50,8 @@ static bool is_hit(const struct zero *zero, uint32_t unit, uint64_t value, uint6
     uint64_t other = hits->unit == fetch_unit ? hits->other : hits->fetched;
     uint64_t served = atomic_load_explicit(&zero->board->served, memory_order_acquire);
     uint64_t placed = atomic_load_explicit(&slot->placed, memory_order_acquire);
-    uint64_t offset = __atomic_load_n(&slot->placed_offset, __ATOMIC_ACQUIRE);
     uint64_t since = __atomic_load_n(&slot->since, __ATOMIC_ACQUIRE);
+    uint64_t offset = __atomic_load_n(&slot->placed_offset, __ATOMIC_ACQUIRE);
 
     if (placed != value || served < hits->cleared ||
         atomic_load_explicit(&slot->placed, memory_order_relaxed) != placed)
