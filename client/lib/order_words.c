@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Streams that wait for words and raise them; see order.h. No call waits but for room in the
- * socket. Any thread.
+ * submission ring. Any thread.
  */
 #include <stdlib.h>
 
