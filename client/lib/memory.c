@@ -231,6 +231,7 @@ static struct zero_array *find_array(const struct zero *zero, const char *name)
     return array;
 }
 
+/* Of a shard of no elements there is a handle alone: its dtype is the job's. */
 static int make_array(gw_job *job, struct zero *zero, struct zero_array *array)
 {
     int64_t deadline = clock_deadline(job->timeout_ns);
@@ -240,6 +241,8 @@ static int make_array(gw_job *job, struct zero *zero, struct zero_array *array)
     uint32_t index;
     int r;
 
+    if (numel == 0)
+        return 0;
     memset(&msg, 0, sizeof(msg));
     msg.type = WIRE_ARRAY_GET;
     memcpy(msg.u.array_get.name, array->name, sizeof(array->name));
@@ -320,11 +323,10 @@ int gw_shard_array(gw_job *job, const char *name, uint32_t dtype, void **ret_val
                                   : "the place for the array is NULL");
     if (dtype >= GW_DTYPES)
         return err_set(GW_E_INVALID, "there is no dtype %u", dtype);
-    if (place_shard_numel(zero->place) > 0)
-        r = get_array(job, zero, name, dtype, &array);
+    r = get_array(job, zero, name, dtype, &array);
     if (r < 0)
         return err_prefix(r, "shard array %s", name);
-    *ret_values = array ? (void *)array->map.base : &nothing;
+    *ret_values = array->map.base ? (void *)array->map.base : &nothing;
     if (ret_numel)
         *ret_numel = place_shard_numel(zero->place);
     return 0;
