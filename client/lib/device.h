@@ -93,8 +93,8 @@ struct gw_device {
     atomic_bool stuck;
 };
 
-/* Sets the calling thread's text and returns `code`. For libgradwire-cuda and -deepspeed; no call
- * of the public interface. */
+/* Sets the calling thread's text and returns `code`. For the libraries beside this one (cuda,
+ * deepspeed, MPI); no call of the public interface. */
 GW_API int gw_private_error(int code, const char *text);
 
 #endif
