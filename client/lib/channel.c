@@ -122,10 +122,13 @@ static int try_put(struct channel *channel, const uint8_t *data, size_t bytes)
             ring_bell(channel);
         return 1;
     }
-    if (r == GW_E_AGAIN)
+    if (r == GW_E_AGAIN) {
+        if (channel->unrung) /* it may be full of frames that nobody has heard of */
+            ring_bell(channel);
         channel_drain(channel);
-    else
+    } else {
         channel_die(channel, GW_E_PROTOCOL, "the engine took more than was sent");
+    }
     return channel_error(channel);
 }
 
