@@ -160,7 +160,8 @@ def test_a_running_gradwired_is_used(place, daemon):
 
 @pytest.mark.parametrize("args, told", [
     ([], "op"), (["storm"], "planned"), (["scatter"], "none"), (["latency", "x"], "not expected"),
-    (["latency", "--dtypes", "bf16"], "planned"), (["latency", "--dtypes", "fp32,fp16"], "planned"),
+    (["latency", "--dtypes", "bf16"], "must be fp32"),
+    (["latency", "--dtypes", "fp32,fp16"], "must be fp32"),
     (["latency", "--dtypes", "int8"], "must be fp32"), (["latency", "--ranks", "1"], "--ranks"),
     (["latency", "--ranks", "65"], "--ranks"), (["latency", "--ranks", "2,"], "--ranks"),
     (["latency", "--sizes", "4X"], "--sizes"), (["latency", "--sizes", ""], "--sizes"),
