@@ -107,9 +107,11 @@ static void fetches_wait(const struct zero *z, struct core_wait *wait)
         uint64_t others = groups_neighbours(z, r) & ~ZERO_BIT(r);
         struct text text = TEXT(wait->text);
 
-        if (head && older(wait, head->now_ns, unresolved(z, head->step - 1) & others))
-            text_add(&text, "update of step %llu, for a fetch of unit %u", number(head->step - 1),
-                     head->unit);
+        if (!head || !older(wait, head->now_ns, unresolved(z, head->step - 1) & others))
+            continue;
+        text_add(&text, "update of step %llu", number(head->step - 1));
+        if (head->type == WIRE_FETCH) /* else the end of a step that fetched nothing */
+            text_add(&text, ", for a fetch of unit %u", head->unit);
     }
 }
 
