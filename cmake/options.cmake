@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Compile options of everything in the tree, and how a pure part is declared.
-add_compile_options(-Wall -Wextra -Wconversion -Wshadow -Wpointer-arith -Wstrict-prototypes -Wmissing-prototypes
-                    -Wvla -Werror)
+add_compile_options(-Wall -Wextra -Wconversion -Wshadow -Wpointer-arith -Wstrict-prototypes
+                    -Wmissing-prototypes -Wvla -Werror)
 # What depends on the optimizer's mood differs between compilers and sanitizers: told, no error.
 add_compile_options(-Wno-error=maybe-uninitialized -Wno-error=array-bounds
                     -Wno-error=stringop-overflow -Wno-error=stringop-overread
