@@ -48,6 +48,7 @@ libmpich-dev mpi_header mpich
 openmpi-bin command mpirun.openmpi
 libopenmpi-dev mpi_header openmpi
 python3-numpy module numpy
+strace command strace
 systemd command systemd-analyze
 "
 
