@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import pathlib
+import re
 import shutil
 import signal
 import socket
@@ -24,6 +25,8 @@ from gw import on_cuda
 
 BUILD = pathlib.Path(os.environ.get("GRADWIRE_BUILD", "build/release")).resolve()
 SLOWER = int(os.environ.get("GW_TEST_SLOWER", "1"))
+SANITIZE = re.search(r"^GW_SANITIZE:STRING=(.*)$", (BUILD / "CMakeCache.txt").read_text(),
+                     re.M)[1]  # -fsanitize= value of the build, or empty
 HERE = pathlib.Path(__file__).resolve().parent
 
 GRADWIRED = BUILD / "daemon/supervisor/gradwired"

@@ -6,6 +6,8 @@ import pathlib
 import re
 import subprocess
 
+from conftest import SANITIZE
+
 SOURCE = pathlib.Path(os.environ.get("GRADWIRE_SOURCE",
                                      pathlib.Path(__file__).resolve().parents[2]))
 BUILD = pathlib.Path(os.environ["GRADWIRE_BUILD"])
@@ -20,9 +22,7 @@ def test_the_client_of_the_readme_compiles_and_reduces(daemon, tmp_path):
     assert text == (SOURCE / "client/examples/minimal.c").read_text()
     (tmp_path / "minimal.c").write_text(text)
     library = BUILD / "client/lib"
-    sanitize = re.search(r"^GW_SANITIZE:STRING=(.+)$",
-                         (BUILD / "CMakeCache.txt").read_text(), re.M)
-    flags = [f"-fsanitize={sanitize[1]}"] if sanitize else []
+    flags = [f"-fsanitize={SANITIZE}"] if SANITIZE else []
     env = dict(os.environ, GRADWIRE_SOCKET=str(daemon.socket))
     env.pop("LD_PRELOAD", None)
     subprocess.run(["cc", "-std=c99", "-Wall", "-Wextra", *flags, f"-I{SOURCE}/include",
