@@ -5,6 +5,7 @@
 
 #define GW_PROTOCOL_VERSION 1u /* of the client channel: Hello carries a range */
 #define GW_CHANNEL_VERSION 1u  /* of the channel between gradwired and its engines */
+#define GW_STAR_VERSION 1u     /* of the channel between the engines of a job's nodes */
 
 /* Engine and client make the calls of CUDA 13.0, whatever newer driver is installed: the runtime
  * that the engine is built with is of 13 and needs such a driver. */
@@ -14,7 +15,8 @@
 #define GW_FRAME_FDS_MAX 8u     /* descriptors of one packet */
 #define GW_HELLO_TIMEOUT_NS 2000000000ll
 
-#define GW_RANKS_MAX 64u          /* ranks of a job on one node */
+#define GW_RANKS_MAX 64u          /* ranks of a job, on all its nodes */
+#define GW_NODES_MAX 64u          /* nodes of a job */
 #define GW_GROUPS_MAX 64u         /* groups of a job, the world included */
 #define GW_NAME_MAX 255u          /* bytes of a parameter's or unit's name */
 #define GW_LABEL_MAX 63u          /* bytes of a job's, op's or array's name */
@@ -33,6 +35,9 @@
 #define GW_STAGING_BYTES (4u << 20) /* of a rank's staging arena (param read/write) */
 #define GW_TAG_BYTES 8u
 #define GW_ID_MAX 256u
+#define GW_FABRIC_ADDRESS_MAX 4096u /* bytes by which nodes' fabrics find each other */
+#define GW_STAR_DATA_MAX 49152u     /* bytes of one StarData */
+#define GW_STAR_DONE_MAX 32u        /* ops of one StarDone */
 #define GW_NO_SLOT UINT32_MAX
 
 #endif

@@ -71,7 +71,14 @@
     X(HANDOVER, 81, handover, Handover, handover)                                                  \
     X(ENGINE_STOP, 82, empty, EngineStop, engine_stop)                                             \
     X(LEASE_GET, 83, lease_get, LeaseGet, lease_get)                                               \
-    X(LEASE, 84, lease, Lease, lease)
+    X(LEASE, 84, lease, Lease, lease)                                                              \
+    X(STAR_HELLO, 100, star_hello, StarHello, star_hello)                                          \
+    X(STAR_WELCOME, 101, star_welcome, StarWelcome, star_welcome)                                  \
+    X(STAR_NODE, 102, star_node, StarNode, star_node)                                              \
+    X(STAR_EVENT, 103, star_event, StarEvent, star_event)                                          \
+    X(STAR_DONE, 104, star_done, StarDone, star_done)                                              \
+    X(STAR_BUILT, 105, done, StarBuilt, star_built)                                                \
+    X(STAR_DATA, 106, star_data, StarData, star_data)
 
 enum wire_type {
 #define WIRE_TYPE_ENUM(name, value, member, message, lower) WIRE_##name = value,
@@ -182,6 +189,7 @@ struct wire_msg {
             uint32_t tag_bytes; /* 0 or GW_TAG_BYTES */
             uint8_t tag[GW_TAG_BYTES];
             char client[GW_LABEL_MAX + 1];
+            uint32_t spans;
         } hello;
         struct {
             uint32_t version, engine_pid;
@@ -199,6 +207,7 @@ struct wire_msg {
             char name[GW_LABEL_MAX + 1];
             uint32_t device, gpu_bytes; /* gpu_bytes: 0 or GW_GPU_BYTES */
             uint8_t gpu[GW_GPU_BYTES];
+            uint32_t nodes;
         } job_create;
         struct {
             uint32_t rank, world, id_bytes;
@@ -327,6 +336,42 @@ struct wire_msg {
             char gpu[GW_LABEL_MAX + 1];
             char text[GW_TEXT_MAX + 1];
         } lease;
+        struct {
+            uint32_t version, uid;
+            char name[GW_LABEL_MAX + 1];
+            size_t address_bytes; /* 0..GW_FABRIC_ADDRESS_MAX */
+            const uint8_t *address;
+            uint64_t sent_ns;
+        } star_hello;
+        struct {
+            uint32_t node, world, device;
+            uint64_t sent_ns, now_ns;
+            uint64_t join_timeout_ns, op_timeout_ns, link_bytes_per_s, stall_report_ns;
+            int64_t linger_ns;
+            char name[GW_LABEL_MAX + 1];
+        } star_welcome;
+        struct {
+            uint32_t node;
+            char name[GW_LABEL_MAX + 1];
+            size_t address_bytes;
+            const uint8_t *address;
+        } star_node;
+        struct {
+            uint32_t kind, node, rank, request, world, index, packet;
+            int32_t code;
+            uint64_t now_ns, cookie, size_bytes, op, started_ns, done_ns;
+            char text[GW_TEXT_MAX + 1];
+        } star_event;
+        struct {
+            uint32_t count; /* 1..GW_STAR_DONE_MAX */
+            uint64_t ops[GW_STAR_DONE_MAX];
+        } star_done;
+        struct {
+            uint32_t rank, request, read;
+            uint64_t offset;
+            size_t value_bytes; /* 1..GW_STAR_DATA_MAX */
+            const uint8_t *values;
+        } star_data;
     } u;
 };
 

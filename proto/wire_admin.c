@@ -15,6 +15,7 @@ static const struct wire_field counters[] = {
     WIRE_U64(Counters, struct gw_counters, , padding_bytes, UINT64_MAX),
     WIRE_U64(Counters, struct gw_counters, , ring_bytes, UINT64_MAX),
     WIRE_U64(Counters, struct gw_counters, , moved_bytes, UINT64_MAX),
+    WIRE_U64(Counters, struct gw_counters, , cross_node_bytes, UINT64_MAX),
 };
 static WIRE_TABLE(table_counters, counters, counters, struct gw_counters, NULL);
 

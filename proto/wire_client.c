@@ -14,6 +14,7 @@ static const struct wire_field hello[] = {
     WIRE_U64(Hello, MSG, u.hello., features, UINT64_MAX),
     WIRE_BYTES(Hello, MSG, u.hello., tag, tag_bytes, 0),
     WIRE_TEXT(Hello, MSG, u.hello., client, 0),
+    WIRE_U32(Hello, MSG, u.hello., spans, 0, 1),
 };
 
 static int check_hello(const void *checked)
@@ -61,6 +62,7 @@ static const struct wire_field job_create[] = {
     WIRE_TEXT(JobCreate, MSG, u.job_create., name, 0),
     WIRE_U32(JobCreate, MSG, u.job_create., device, 0, GW_DEVICE_KINDS - 1),
     WIRE_BYTES(JobCreate, MSG, u.job_create., gpu, gpu_bytes, 0),
+    WIRE_U32(JobCreate, MSG, u.job_create., nodes, 0, GW_NODES_MAX),
 };
 
 /* A GPU is named where there is one, and nowhere else. */

@@ -105,6 +105,7 @@ struct core_op {
     const uint32_t *members; /* their ranks, in group order */
     float scale;
     uint32_t bucket, bucket_count; /* GATHER: all of one group */
+    uint64_t version; /* GATHER: of the parameters: rises with every update and write */
     uint32_t slice_first, slices;  /* partials: member i leaves those of slice slice_first + i of
                                     * the `slices` that the bucket's result has in all */
     uint64_t numel; /* elements of one member's slice (padded); else as said at the kind */

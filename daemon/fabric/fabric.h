@@ -11,6 +11,8 @@
  *    been carried out. A GATHER is for one rank; every other op for all members.
  *  - ring_bytes: computed from the payload P over n members: P(n-1)/n for reduce-scatter and
  *    all-gather, 2P(n-1)/n for all-reduce and control, P for broadcast; 0 with one member.
+ *  - cross_node_bytes: what this node sent to others of the op's data, headers excluded; counted
+ *    for its first rank among the members (a GATHER's owners), so that the sum over ranks is right.
  *  - moved_bytes: added up inside the loops:
  *      reduce-scatter, rank r: what is read of all inputs for r's slice (n slices, the rank's own
  *      included; a missing input reads nothing).
@@ -33,7 +35,21 @@
 
 struct fabric;
 
+#define FABRIC_NO_NODE UINT8_MAX
+
+/* The job's nodes, as they are known by form(). Owned by the job; lives as long as the fabric. */
+struct fabric_nodes {
+    uint32_t count, own;
+    uint8_t of_rank[GW_RANKS_MAX]; /* FABRIC_NO_NODE: the rank has not joined yet */
+    struct fabric_node {
+        uint32_t address_bytes;
+        uint8_t address[GW_FABRIC_ADDRESS_MAX]; /* what `address` said there */
+        char name[GW_LABEL_MAX + 1];            /* for texts */
+    } at[GW_NODES_MAX];
+};
+
 struct fabric_config {
+    const struct fabric_nodes *nodes; /* NULL: all ranks are here */
     const struct device_ops *device_ops;
     struct device *device;
     uint32_t world;            /* ranks of the job */
@@ -50,7 +66,14 @@ struct fabric_segment {
     uint32_t owner; /* rank whose memory `from` is; `to` is the op's rank's */
 };
 
-/* An op with its references resolved. Only read during launch: the fabric copies what it keeps. */
+/* An op with its references resolved. Only read during launch: the fabric copies what it keeps.
+ *
+ * Several nodes: every node launches every op, with the same ids in the same order, and does its
+ * own ranks' part. Pointers into memory of ranks of other nodes are NULL (as zeros are: op->in[i]
+ * of a rank of this node is what tells them apart there), segments are all there, in the same
+ * order, on every node, with `to` or `from` NULL where it lies elsewhere. Of waits and signals each
+ * node has those of its own ranks. An op is done here when this node's part is: when what it reads
+ * here is no longer needed, and what it writes here is written. */
 struct fabric_op {
     const struct core_op *op;
     const void *const *in; /* op->world entries (NULL: zeros); BROADCAST, LOCAL_ADD: one */
@@ -72,8 +95,12 @@ struct fabric_ops {
     int (*fabric_new)(const struct fabric_config *config, struct fabric **ret_fabric);
     /* After the device's streams have ended or been drained, and all completions taken. */
     struct fabric *(*fabric_free)(struct fabric *fabric);
+    /* How other nodes' fabrics find this one; once, before form(). NULL: not needed. */
+    int (*address)(struct fabric *fabric, uint8_t ret_address[GW_FABRIC_ADDRESS_MAX],
+                   uint32_t *ret_bytes);
     /* All ranks have joined (again) and are placed: communicators are made, without blocking; works
-     * launched from now on use them. */
+     * launched from now on use them. Several nodes: config.nodes is complete, and every node forms
+     * as often as every other; what another node sent for an earlier time must not be taken. */
     int (*form)(struct fabric *fabric);
     /* A group came to be, in this order of members: what its ops need is made, without blocking.
      * The world is known since form(). Again for the same list: nothing more. */

@@ -95,6 +95,11 @@ struct gw_job_options {
     const char *name;         /* shown by gwctl, <= 63 bytes; default: program's name */
     struct gw_device *device; /* the rank's GPU (gradwire/cuda.h); NULL: host memory. All ranks of
                                * a job are on GPUs, or none */
+    uint32_t nodes; /* creator only. 0, 1: all ranks are on this node. More: the job may span so
+                     * many; the id then holds an address of this node, where its engine listens for
+                     * the others (star_address and star_ports of gradwired.conf). Until the job has
+                     * formed, ranks may join on any node whose gradwired runs; later, on the same
+                     * nodes again */
 };
 
 /* Starts a job and joins it as options->rank. Does not wait for the other ranks. */
@@ -516,6 +521,8 @@ struct gw_counters {
     uint64_t padding_bytes;
     uint64_t ring_bytes;  /* computed: what a ring would send per rank */
     uint64_t moved_bytes; /* added up inside the copy and sum loops for this rank */
+    uint64_t cross_node_bytes; /* sent to other nodes; counted for one rank of the sending node, so
+                                * that the sum over ranks is what crossed */
 };
 /* This rank's figures since the seal. Times are ns. */
 struct gw_stats {

@@ -20,7 +20,7 @@ static struct wire_ready_entry samples_entries[GW_READY_PER_FRAME];
 static struct wire_job samples_jobs[WIRE_JOBS_PER_FRAME];
 static char samples_wait[GW_TEXT_MAX + 1];
 static uint8_t samples_hello[4000];
-static struct wire_msg samples_all[64];
+static struct wire_msg samples_all[72];
 static size_t samples_used;
 
 static struct wire_msg *sample_add(uint16_t type)
@@ -44,7 +44,8 @@ static void samples_fill(char *text, size_t bytes)
 
 static void samples_counters(struct gw_counters *counters, uint64_t from)
 {
-    *counters = (struct gw_counters){from, from - 1, from - 2, from - 3, from - 4};
+    *counters = (struct gw_counters){from, from - 1, from - 2, from - 3, from - 4,
+                                       from - 5};
 }
 
 static void samples_lists(void)
@@ -294,6 +295,54 @@ static void samples_admin(void)
     msg->u.handover.hello = samples_hello;
 }
 
+static inline void samples_star(void)
+{
+    static uint8_t values[GW_STAR_DATA_MAX];
+    struct wire_msg *msg = sample_add(WIRE_STAR_HELLO);
+
+    msg->u.star_hello.version = 1;
+    msg->u.star_hello.uid = UINT32_MAX;
+    msg->u.star_hello.address_bytes = GW_FABRIC_ADDRESS_MAX;
+    msg->u.star_hello.address = values;
+    samples_fill(msg->u.star_hello.name, GW_LABEL_MAX + 1);
+    msg->u.star_hello.sent_ns = INT64_MAX;
+    msg = sample_add(WIRE_STAR_WELCOME);
+    msg->u.star_welcome.node = GW_NODES_MAX - 1;
+    msg->u.star_welcome.world = GW_RANKS_MAX;
+    msg->u.star_welcome.device = GW_DEVICE_CUDA;
+    msg->u.star_welcome.sent_ns = 1;
+    msg->u.star_welcome.now_ns = INT64_MAX;
+    msg->u.star_welcome.join_timeout_ns = msg->u.star_welcome.op_timeout_ns = 1ull << 40;
+    msg->u.star_welcome.linger_ns = -1;
+    msg->u.star_welcome.link_bytes_per_s = UINT64_MAX;
+    msg = sample_add(WIRE_STAR_NODE);
+    msg->u.star_node.node = 3;
+    msg->u.star_node.name[0] = 'n';
+    msg->u.star_node.address_bytes = 1;
+    msg->u.star_node.address = values;
+    msg = sample_add(WIRE_STAR_EVENT);
+    msg->u.star_event.kind = 9;
+    msg->u.star_event.now_ns = INT64_MAX;
+    msg->u.star_event.cookie = msg->u.star_event.size_bytes = msg->u.star_event.op = UINT64_MAX;
+    msg->u.star_event.rank = GW_RANKS_MAX - 1;
+    msg->u.star_event.request = msg->u.star_event.index = UINT32_MAX;
+    msg->u.star_event.code = -4095;
+    msg->u.star_event.packet = 1;
+    samples_fill(msg->u.star_event.text, GW_TEXT_MAX + 1);
+    msg = sample_add(WIRE_STAR_DONE);
+    msg->u.star_done.count = GW_STAR_DONE_MAX;
+    for (uint32_t i = 0; i < GW_STAR_DONE_MAX; i++)
+        msg->u.star_done.ops[i] = UINT64_MAX - i;
+    msg = sample_add(WIRE_STAR_BUILT);
+    msg->u.done.code = -7;
+    samples_fill(msg->u.done.text, GW_TEXT_MAX + 1);
+    msg = sample_add(WIRE_STAR_DATA);
+    msg->u.star_data.read = 1;
+    msg->u.star_data.offset = GW_STAGING_BYTES;
+    msg->u.star_data.values = values;
+    msg->u.star_data.value_bytes = sizeof(values);
+}
+
 /* Fills samples_all[0 .. samples_used). */
 static inline void samples_make(void)
 {
@@ -307,6 +356,7 @@ static inline void samples_make(void)
     samples_collectives();
     samples_zero();
     samples_admin();
+    samples_star();
     for (size_t i = 0; i < SAMPLES_COUNT(empty); i++)
         sample_add(empty[i]);
 }
