@@ -125,7 +125,7 @@ void core_add_name(struct text *text, const char *name)
 
 /* ---- events ---------------------------------------------------------------------------------- */
 
-static void handle_overflow(struct core *core, const struct core_event *event)
+static void handle_zero(struct core *core, const struct core_event *event)
 {
     struct core_fault fault = {.rank = CORE_NO_RANK};
     int r;
@@ -178,8 +178,9 @@ static void handle_event(struct core *core, const struct core_event *event)
     case CORE_EV_BUILT:
         seal_built(core, event);
         break;
+    case CORE_EV_HEARD:
     case CORE_EV_OVERFLOW:
-        handle_overflow(core, event);
+        handle_zero(core, event);
         break;
     case CORE_EV_BUFFER:
         if (known)
@@ -234,6 +235,11 @@ bool core_next_effect(struct core *core, struct core_effect *ret_effect)
 uint64_t core_deadline_ns(const struct core *core)
 {
     return core->deadline_ns;
+}
+
+uint32_t core_unheard(const struct core *core)
+{
+    return core->sealed ? zero_unheard(core->zero) : 0;
 }
 
 /* ---- what the engine may ask ----------------------------------------------------------------- */

@@ -140,6 +140,8 @@ enum core_event_kind {
                          * handed in before (of JOIN: all that the rank's old client had sent): only
                          * its messages tell whether it was writing its shard */
     CORE_EV_REQUEST,    /* rank, msg: a decoded client message (REGISTER, SEAL, READY, ...) */
+    CORE_EV_HEARD,      /* all that clients had sent before those PARAM_IO and MEASURE came that
+                         * core_unheard counts was handed in: they are judged now */
     CORE_EV_BUILT,      /* answer to CORE_EFF_BUILD: code, text */
     CORE_EV_OVERFLOW,   /* answer to CORE_EFF_OVERFLOW: rank, code */
     CORE_EV_BUFFER,     /* a registered buffer was made: rank, buffer id in `index`, size_bytes */
@@ -205,6 +207,11 @@ int core_handle(struct core *core, uint64_t now_ns, const struct core_event *eve
 bool core_next_effect(struct core *core, struct core_effect *ret_effect);
 /* When core_handle(TICK) is due at the latest; UINT64_MAX: never. */
 uint64_t core_deadline_ns(const struct core *core);
+
+/* PARAM_IO and MEASURE are refused while some rank is at work on a step, and ranks may order their
+ * calls behind our back: what one had said before another asked may still be unread. So they wait
+ * for CORE_EV_HEARD; 0: none does. */
+uint32_t core_unheard(const struct core *core);
 
 /* ---- hints for clients ----------------------------------------------------------------------- */
 

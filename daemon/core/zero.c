@@ -475,6 +475,8 @@ int zero_event(struct zero *z, uint64_t now_ns, const struct core_event *event,
                       z->world);
     else if (event->kind == CORE_EV_OVERFLOW)
         slot_overflow(z, event->rank, event->code);
+    else if (event->kind == CORE_EV_HEARD)
+        z->unheard = 0;
     else
         r = request(z, event->rank, event->msg);
     if (r == 0)
@@ -482,6 +484,11 @@ int zero_event(struct zero *z, uint64_t now_ns, const struct core_event *event,
     if (r < 0)
         *ret_fault = z->fault;
     return r;
+}
+
+uint32_t zero_unheard(const struct zero *z)
+{
+    return z->unheard;
 }
 
 /* ---- order with collectives ------------------------------------------------------------------ */
@@ -625,6 +632,7 @@ int zero_reattach(struct zero *z, struct core_fault *ret_fault)
     memset(z->unit_held, 0, units * sizeof(*z->unit_held));
     memset(z->unit_gather, 0, (size_t)z->world * z->fetch_units * sizeof(*z->unit_gather));
     measure_reset(z);
+    z->unheard = 0;
     ops_reset(z);
     grant_reset(z);
     tokens_reset(z);

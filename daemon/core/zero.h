@@ -32,9 +32,11 @@ int zero_new(const struct layout *layout, const struct wire_seal *options, uint3
 struct zero *zero_free(struct zero *zero);
 
 /* REQUEST events of types READY, ACQUIRE, MICRO_END, STEP_END, UPDATE_BEGIN, UPDATE_COMMIT, FETCH,
- * RELEASE, PARAM_IO, MEASURE; and OVERFLOW. 0, or < 0 with *ret_fault: the job fails. */
+ * RELEASE, PARAM_IO, MEASURE; HEARD and OVERFLOW. 0, or < 0 with *ret_fault: the job fails. */
 int zero_event(struct zero *zero, uint64_t now_ns, const struct core_event *event,
                struct core_fault *ret_fault);
+/* As core_unheard. */
+uint32_t zero_unheard(const struct zero *zero);
 /* An op of this layer (or any other: ignored) is done. */
 void zero_op_done(struct zero *zero, uint64_t now_ns, uint64_t op, uint64_t started_ns,
                   uint64_t done_ns);

@@ -299,6 +299,7 @@ struct zero {
     uint64_t committed;        /* highest step that some rank has committed */
     uint64_t quiet_op;         /* waits for everything that was declared */
     bool loud;                 /* something was declared with tokens since */
+    uint32_t unheard;          /* PARAM_IO and MEASURE that came since CORE_EV_HEARD */
 
     struct zero_flight *flights; /* by id & (flight_room - 1) */
     uint64_t flight_room;

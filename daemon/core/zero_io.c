@@ -134,6 +134,7 @@ void io_request(struct zero *z, uint32_t rank, const struct wire_msg *msg)
                    "rank %u has another parameter read or write in its staging memory", rank);
         return;
     }
+    z->unheard++;
     mine->io.waiting = true;
     mine->io.request = msg->request;
     mine->io.write = msg->u.param_io.write;
@@ -145,7 +146,7 @@ void io_request(struct zero *z, uint32_t rank, const struct wire_msg *msg)
 
 void io_pump(struct zero *z)
 {
-    for (uint32_t r = 0; r < z->world; r++) {
+    for (uint32_t r = 0; r < z->world && !z->unheard; r++) {
         if (z->ranks[r].io.waiting)
             (void)try_rank(z, r);
     }

@@ -185,6 +185,7 @@ void measure_request(struct zero *z, uint32_t rank, uint32_t request)
         zero_reply(z, rank, request, GW_E_BUSY, "rank %u measures already", rank);
         return;
     }
+    z->unheard++;
     mine->measure = true;
     mine->measure_request = request;
     mine->measure_ns = z->now_ns;
@@ -244,7 +245,7 @@ void measure_pump(struct zero *z)
     struct zero_measure *measure = &z->measure;
 
     if (!measure->running &&
-        (all_asked(z) <= 0 || !tokens_quiet(z) || z->flight_count || !begin(z)))
+        (z->unheard || all_asked(z) <= 0 || !tokens_quiet(z) || z->flight_count || !begin(z)))
         return;
     while (measure->in_flight == 0) {
         if (measure->gathers)

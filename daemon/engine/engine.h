@@ -190,6 +190,9 @@ void session_say_asleep(struct session *session, bool asleep);
 /* Each client that holds a rank is heard, a turn's worth at most. True: some of them said
  * something. */
 bool session_take_turns(struct engine *engine);
+/* Requests that came and are judged by what all ranks have said: all rings are read, then the job
+ * judges. True: there were some. */
+bool session_hear_out(struct engine *engine);
 /* Ends the doomed. */
 void session_reap(struct engine *engine);
 /* The job hears what the clients that hold ranks have sent by now, and who of them has ended: a

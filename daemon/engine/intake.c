@@ -6,6 +6,9 @@
  *   timers, callbacks -> take what lies in the rings -> say "asleep" -> look once more -> epoll
  *                                                                       -> say "awake" -> ...
  *
+ * Each client has its turn, but where a request must be judged by what all had said before it: then
+ * all is read that lies in any ring.
+ *
  * The look after the word and the clients' look at the word after their position are in one order
  * (seq_cst): either we see what they put, or they see that we sleep, and ring. While rings hold
  * more than a turn's worth the loop only polls, so that sockets and timers are served too.
@@ -50,6 +53,7 @@ static void on_prepare(uv_prepare_t *prepare)
     struct engine *engine = prepare->data;
     bool some = session_take_turns(engine), more;
 
+    some |= session_hear_out(engine);
     if (some)
         engine_after(engine);
     more = engine->ending || say_asleep(engine);

@@ -445,6 +445,16 @@ int job_request(struct job *job, uint64_t now_ns, uint32_t rank, const struct wi
                       .kind = CORE_EV_REQUEST, .rank = rank, .request = msg->request, .msg = msg});
 }
 
+int job_heard(struct job *job, uint64_t now_ns)
+{
+    return handle(job, now_ns, &(struct core_event){.kind = CORE_EV_HEARD});
+}
+
+uint32_t job_unheard(const struct job *job)
+{
+    return core_unheard(job->core);
+}
+
 int job_completions(struct job *job, uint64_t now_ns)
 {
     char text[GW_TEXT_MAX + 1];

@@ -75,6 +75,9 @@ void job_detach(struct job *job, uint32_t rank);
 void job_discard(struct job *job, struct device_memory *memory);
 int job_lost(struct job *job, uint64_t now_ns, uint32_t rank, const char *how);
 int job_request(struct job *job, uint64_t now_ns, uint32_t rank, const struct wire_msg *msg);
+/* All that clients had sent before what job_unheard counts was handed in; due when it is not 0. */
+int job_heard(struct job *job, uint64_t now_ns);
+uint32_t job_unheard(const struct job *job);
 /* After device_config.wake. A fault of the device fails the job, and none of its ranks may join
  * again: job_device_lost. */
 int job_completions(struct job *job, uint64_t now_ns);

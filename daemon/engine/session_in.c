@@ -188,6 +188,32 @@ bool session_take_turns(struct engine *engine)
     return some;
 }
 
+/* What was said before a request that has been read lies in the rings at the latest. A pass may
+ * bring more to be judged, at most one of a kind from each client: its next is refused while one
+ * waits. */
+bool session_hear_out(struct engine *engine)
+{
+    uint32_t unheard = engine->job ? job_unheard(engine->job) : 0, before = 0;
+
+    if (unheard == 0)
+        return false;
+    while (unheard != before) {
+        before = unheard;
+        for (uint32_t rank = 0; rank < GW_RANKS_MAX; rank++) {
+            struct session *session = engine->ranks[rank];
+
+            if (!session)
+                continue;
+            session->busy = true;
+            take_all(session);
+            session->busy = false;
+        }
+        unheard = job_unheard(engine->job);
+    }
+    engine_fault(engine, job_heard(engine->job, now_ns()));
+    return true;
+}
+
 /* Bytes of the packet that was handled; 0: nothing more to read for now. */
 static size_t receive(struct session *session)
 {

@@ -31,6 +31,7 @@ static struct {
     int result, reattach_result; /* with `fault` */
     struct core_fault fault;
     uint64_t needs; /* a bit per rank */
+    uint32_t unheard;
     uint64_t unsettled; /* a bit per rank */
     uint32_t ops_launched, resumes;
     bool waits;
@@ -127,6 +128,12 @@ int zero_event(struct zero *zero, uint64_t now_ns, const struct core_event *even
     if (fake.result < 0)
         *ret_fault = fake.fault;
     return fake.result;
+}
+
+uint32_t zero_unheard(const struct zero *zero)
+{
+    (void)zero;
+    return fake.unheard;
 }
 
 void zero_op_done(struct zero *zero, uint64_t now_ns, uint64_t op, uint64_t started_ns,

@@ -41,6 +41,8 @@ static void ask(uint32_t rank, struct wire_msg msg, uint16_t type, uint32_t requ
     msg.type = type;
     msg.request = request;
     tell((struct core_event){.kind = CORE_EV_REQUEST, .rank = rank, .msg = &msg});
+    if (core_unheard(core))
+        tell((struct core_event){.kind = CORE_EV_HEARD});
 }
 
 static void start(uint32_t world, uint32_t device)

@@ -398,7 +398,10 @@ static void test_zero_messages_after_the_seal(void **state)
     (void)state;
     kit_start(2, 300, 1800);
     kit_join_all(2, 1);
+    fake.unheard = 2;
+    assert_int_equal(core_unheard(kit.core), 0);
     kit_seal_all(2);
+    assert_int_equal(core_unheard(kit.core), 2);
     for (size_t i = 0; i < 2; i++) {
         kit_ask_empty(1, asked[i]);
         assert_int_equal(fake.last_type, asked[i]);
@@ -422,6 +425,7 @@ static void test_zero_messages_after_the_seal(void **state)
     kit_done(1, kit.request - 2, GW_E_DUPLICATE, "comes twice");
     kit_done(1, kit.request - 1, GW_E_DUPLICATE, "comes twice");
     kit_none();
+    assert_int_equal(core_unheard(kit.core), 0);
 }
 
 static void test_zero_replies_close_requests(void **state)

@@ -67,6 +67,8 @@ static const struct wire_msg *ask(struct bench *bench, uint32_t rank, struct wir
 
     msg->request = 7;
     assert_int_equal(job_request(bench->job, 1000, rank, msg), 0);
+    if (job_unheard(bench->job))
+        assert_int_equal(job_heard(bench->job, 1000), 0);
     assert_int_equal(bench->replies[rank], before + 1);
     return &bench->reply[rank];
 }

@@ -329,7 +329,8 @@ static inline uint32_t fx_count(struct fx *fx, const char *start)
 
 /* ---- messages -------------------------------------------------------------------------------- */
 
-static inline int fx_send(struct fx *fx, uint32_t rank, struct wire_msg *msg)
+/* What others had sent before it may still come. */
+static inline int fx_send_early(struct fx *fx, uint32_t rank, struct wire_msg *msg)
 {
     struct core_event event = {.kind = CORE_EV_REQUEST, .rank = rank, .msg = msg};
     int r;
@@ -339,6 +340,25 @@ static inline int fx_send(struct fx *fx, uint32_t rank, struct wire_msg *msg)
     r = zero_event(fx->zero, fx->now_ns, &event, &fx->fault);
     fx_take(fx);
     return r;
+}
+
+static inline int fx_heard(struct fx *fx)
+{
+    struct core_event event = {.kind = CORE_EV_HEARD};
+    int r;
+
+    r = zero_event(fx->zero, fx->now_ns, &event, &fx->fault);
+    fx_take(fx);
+    return r;
+}
+
+/* Nothing else was sent before it. */
+static inline int fx_send(struct fx *fx, uint32_t rank, struct wire_msg *msg)
+{
+    uint32_t before = zero_unheard(fx->zero);
+    int r = fx_send_early(fx, rank, msg);
+
+    return r == 0 && zero_unheard(fx->zero) > before ? fx_heard(fx) : r;
 }
 
 static inline int fx_bare(struct fx *fx, uint32_t rank, uint16_t type)
@@ -442,8 +462,8 @@ static inline int fx_acquire_ordered(struct fx *fx, uint32_t rank, uint32_t buck
     return fx_send(fx, rank, &msg);
 }
 
-static inline int fx_io(struct fx *fx, uint32_t rank, uint32_t write, uint32_t param,
-                        uint64_t offset, uint64_t count)
+static inline struct wire_msg fx_io_msg(struct fx *fx, uint32_t write, uint32_t param,
+                                        uint64_t offset, uint64_t count)
 {
     struct wire_msg msg = {.type = WIRE_PARAM_IO, .request = ++fx->request};
 
@@ -451,6 +471,14 @@ static inline int fx_io(struct fx *fx, uint32_t rank, uint32_t write, uint32_t p
     msg.u.param_io.param = param;
     msg.u.param_io.offset = offset;
     msg.u.param_io.count = count;
+    return msg;
+}
+
+static inline int fx_io(struct fx *fx, uint32_t rank, uint32_t write, uint32_t param,
+                        uint64_t offset, uint64_t count)
+{
+    struct wire_msg msg = fx_io_msg(fx, write, param, offset, count);
+
     return fx_send(fx, rank, &msg);
 }
 

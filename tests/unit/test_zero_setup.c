@@ -415,6 +415,73 @@ static void reads_wait_for_one_version_everywhere(void **state)
     fx_free(fx);
 }
 
+/* ---- what is judged by what all have said ---------------------------------------------------- */
+
+/* Rank 1 has released before rank 0 asks, which another way than ours has told rank 0. */
+static void a_release_that_is_still_unread_is_no_reason_to_refuse(void **state)
+{
+    for (uint32_t stage = 0; stage < 4; stage++) {
+        struct fx *fx = fx_new(stage, 2, 4, 1);
+        struct wire_msg io, measure = {.type = WIRE_MEASURE, .request = 77};
+
+        (void)state;
+        fx_open(fx, 0, 4, 3);
+        assert_int_equal(fx_unit(fx, 1, WIRE_FETCH, 0), 0);
+        fx_all_done(fx);
+        fx_lines(fx);
+        io = fx_io_msg(fx, 0, 0, 0, 1);
+        assert_int_equal(zero_unheard(fx->zero), 0);
+        assert_int_equal(fx_send_early(fx, 0, &io), 0);
+        assert_int_equal(fx_send_early(fx, 0, &measure), 0);
+        assert_int_equal(zero_unheard(fx->zero), 2);
+        fx_expect(fx, "");
+        assert_int_equal(fx_unit(fx, 1, WIRE_RELEASE, 0), 0);
+        fx_expect(fx, "");
+        assert_int_equal(fx_heard(fx), 0);
+        assert_int_equal(zero_unheard(fx->zero), 0);
+        fx_expect(fx, "IO@0 r p0 0+1\n"); /* the measurement waits for rank 1 */
+        assert_int_equal(fx_request(fx, 1, WIRE_MEASURE), 0);
+        while (fx->open_count)
+            fx_done(fx, fx->open[0], 0, 1);
+        assert_non_null(strstr(fx_lines(fx), "DONE@0 0\nDONE@1 0\n"));
+        fx_free(fx);
+    }
+}
+
+static void a_step_s_end_that_is_still_unread_is_no_reason_to_refuse(void **state)
+{
+    struct fx *fx = open_io();
+    struct wire_msg io = fx_io_msg(fx, 0, 0, 0, 1);
+
+    (void)state;
+    assert_int_equal(fx_bare(fx, 0, WIRE_STEP_END), 0);
+    assert_int_equal(fx_ready(fx, 1, 0, 0, 0), 0);
+    fx_lines(fx);
+    assert_int_equal(fx_send_early(fx, 0, &io), 0);
+    assert_int_equal(fx_bare(fx, 1, WIRE_STEP_END), 0);
+    fx_all_done(fx);
+    assert_int_equal(fx_count(fx, "DONE@0 -2"), 0);
+    assert_int_equal(fx_heard(fx), 0);
+    fx_expect(fx, "IO@0 r p0 0+1\n");
+    fx_free(fx);
+}
+
+static void what_was_not_ended_before_is_refused(void **state)
+{
+    struct fx *fx = open_io();
+    struct wire_msg io = fx_io_msg(fx, 0, 0, 0, 1), measure = {.type = WIRE_MEASURE, .request = 9};
+
+    (void)state;
+    assert_int_equal(fx_send_early(fx, 0, &io), 0);
+    assert_int_equal(fx_send_early(fx, 0, &measure), 0);
+    assert_int_equal(fx_unit(fx, 1, WIRE_FETCH, 0), 0); /* was sent before */
+    fx_lines(fx);
+    assert_int_equal(fx_heard(fx), 0);
+    fx_expect(fx, "DONE@0 -2\nDONE@0 -2\n");
+    assert_non_null(strstr(fx->last_text, "rank 1 has fetched unit 'p0'"));
+    fx_free(fx);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -433,6 +500,9 @@ int main(void)
         cmocka_unit_test(not_in_the_middle_of_a_step),
         cmocka_unit_test(reads_wait_for_updates_and_gathers),
         cmocka_unit_test(reads_wait_for_one_version_everywhere),
+        cmocka_unit_test(a_release_that_is_still_unread_is_no_reason_to_refuse),
+        cmocka_unit_test(a_step_s_end_that_is_still_unread_is_no_reason_to_refuse),
+        cmocka_unit_test(what_was_not_ended_before_is_refused),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -112,7 +112,8 @@ static void take_effect(struct sim *sim, const struct core_effect *effect)
 }
 
 /* Effects are taken to the end before the next event is handed in. An answer that an effect gives
- * at once (BUILT, OVERFLOW) waits its turn. */
+ * at once (BUILT, OVERFLOW) waits its turn. Clients of this world do not order their calls behind
+ * the core's back: nothing is unread that was sent before what is handed in. */
 void sim_post_event(struct sim *sim, const struct core_event *event)
 {
     struct core_effect *effect;
@@ -132,6 +133,8 @@ void sim_post_event(struct sim *sim, const struct core_event *event)
         take_effect(sim, effect);
     sim->handling = false;
     free(effect);
+    if (core_unheard(sim->core))
+        sim_post_event(sim, &(struct core_event){.kind = CORE_EV_HEARD});
     while (sim->answer_taken < sim->answer_count && !sim->handling) {
         struct core_event answer = sim->answers[sim->answer_taken++ % SIM_ANSWERS_MAX];
 

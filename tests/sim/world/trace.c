@@ -30,8 +30,9 @@ static bool tracing(void)
 
 void trace_event(const struct sim *sim, const struct core_event *event)
 {
-    static const char *const kinds[] = {"JOIN",     "LEAVE",  "LOST",    "REQUEST", "BUILT",
-                                        "OVERFLOW", "BUFFER", "OP_DONE", "TICK",    "DEVICE_LOST"};
+    static const char *const kinds[] = {"JOIN",        "LEAVE",    "LOST",   "REQUEST",
+                                        "HEARD",       "BUILT",    "OVERFLOW", "BUFFER",
+                                        "OP_DONE",     "TICK",     "DEVICE_LOST"};
 
     if (!tracing())
         return;
