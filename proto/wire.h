@@ -339,8 +339,6 @@ struct wire_msg {
         struct {
             uint32_t version, uid;
             char name[GW_LABEL_MAX + 1];
-            size_t address_bytes; /* 0..GW_FABRIC_ADDRESS_MAX */
-            const uint8_t *address;
             uint64_t sent_ns;
         } star_hello;
         struct {
@@ -353,7 +351,7 @@ struct wire_msg {
         struct {
             uint32_t node;
             char name[GW_LABEL_MAX + 1];
-            size_t address_bytes;
+            size_t address_bytes; /* 0..GW_FABRIC_ADDRESS_MAX */
             const uint8_t *address;
         } star_node;
         struct {

@@ -6,18 +6,11 @@
 #include "proto/wire_fields.h"
 
 #define MSG struct wire_msg
-#define ADDRESS(Message, member)                                                                   \
-    {                                                                                              \
-        .kind = WIRE_F_BYTES_AT, .from = offsetof(Gradwire__V1__##Message, address),               \
-        .at = offsetof(MSG, u.member.address), .count_at = offsetof(MSG, u.member.address_bytes),  \
-        .min = 0, .max = GW_FABRIC_ADDRESS_MAX                                                     \
-    }
 
 static const struct wire_field star_hello[] = {
     WIRE_U32(StarHello, MSG, u.star_hello., version, 1, UINT32_MAX),
     WIRE_U32(StarHello, MSG, u.star_hello., uid, 0, UINT32_MAX),
     WIRE_TEXT(StarHello, MSG, u.star_hello., name, 1),
-    ADDRESS(StarHello, star_hello),
     WIRE_U64(StarHello, MSG, u.star_hello., sent_ns, INT64_MAX),
 };
 WIRE_MESSAGE(star_hello, star_hello, NULL);
@@ -40,7 +33,12 @@ WIRE_MESSAGE(star_welcome, star_welcome, NULL);
 static const struct wire_field star_node[] = {
     WIRE_U32(StarNode, MSG, u.star_node., node, 0, GW_NODES_MAX - 1),
     WIRE_TEXT(StarNode, MSG, u.star_node., name, 1),
-    ADDRESS(StarNode, star_node),
+    {.kind = WIRE_F_BYTES_AT,
+     .from = offsetof(Gradwire__V1__StarNode, address),
+     .at = offsetof(MSG, u.star_node.address),
+     .count_at = offsetof(MSG, u.star_node.address_bytes),
+     .min = 0,
+     .max = GW_FABRIC_ADDRESS_MAX},
 };
 WIRE_MESSAGE(star_node, star_node, NULL);
 

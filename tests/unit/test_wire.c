@@ -95,12 +95,6 @@ static void check_equal(const struct wire_msg *want, const struct wire_msg *got)
         assert_memory_equal(got->u.handover.hello, want->u.handover.hello,
                             want->u.handover.hello_bytes);
         break;
-    case WIRE_STAR_HELLO:
-        assert_string_equal(got->u.star_hello.name, want->u.star_hello.name);
-        assert_int_equal(got->u.star_hello.address_bytes, want->u.star_hello.address_bytes);
-        assert_memory_equal(got->u.star_hello.address, want->u.star_hello.address,
-                            want->u.star_hello.address_bytes);
-        break;
     case WIRE_STAR_NODE:
         assert_int_equal(got->u.star_node.node, want->u.star_node.node);
         assert_int_equal(got->u.star_node.address_bytes, want->u.star_node.address_bytes);

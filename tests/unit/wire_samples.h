@@ -302,8 +302,6 @@ static inline void samples_star(void)
 
     msg->u.star_hello.version = 1;
     msg->u.star_hello.uid = UINT32_MAX;
-    msg->u.star_hello.address_bytes = GW_FABRIC_ADDRESS_MAX;
-    msg->u.star_hello.address = values;
     samples_fill(msg->u.star_hello.name, GW_LABEL_MAX + 1);
     msg->u.star_hello.sent_ns = INT64_MAX;
     msg = sample_add(WIRE_STAR_WELCOME);
@@ -318,7 +316,7 @@ static inline void samples_star(void)
     msg = sample_add(WIRE_STAR_NODE);
     msg->u.star_node.node = 3;
     msg->u.star_node.name[0] = 'n';
-    msg->u.star_node.address_bytes = 1;
+    msg->u.star_node.address_bytes = GW_FABRIC_ADDRESS_MAX;
     msg->u.star_node.address = values;
     msg = sample_add(WIRE_STAR_EVENT);
     msg->u.star_event.kind = 9;
