@@ -11,15 +11,18 @@
 
 #define PADDED_MAX ((uint64_t)1 << 48) /* elements; the largest figure stays below 2^63 */
 
-/* A plan in the making: one rank's view. */
+/* A plan in the making: one group's part in one rank's figures after another. */
 struct maker {
     const struct plan_request *request;
     struct plan *plan;
     const struct gw_layout_page *page;
     const struct gw_layout_bucket *buckets;
-    struct place *place;
-    uint64_t groups;            /* the rank's */
     struct plan_level *levels; /* by group: within and between its runs */
+    uint32_t group;
+    struct plan_group *out; /* the group's */
+    uint64_t mask;          /* groups of the rank that place and times are of; 0: of none yet */
+    struct place *place;
+    uint64_t *times; /* stage 3: gathers of each fetch unit, per step */
 };
 
 /* One collective over whole buckets of a group. */
@@ -67,7 +70,7 @@ static uint64_t cross_node_bytes(const struct part *part)
 
 static void add(struct maker *maker, const struct part *part)
 {
-    struct plan_kind *kind = &maker->plan->kinds[part->which];
+    struct plan_kind *kind = &maker->out->kinds[part->which];
 
     kind->calls += part->times;
     kind->payload_bytes += part->times * part->payload_bytes;
@@ -78,9 +81,9 @@ static void add(struct maker *maker, const struct part *part)
     kind->cross_node_bytes += part->times * cross_node_bytes(part);
 }
 
-static bool is_mine(const struct maker *maker, uint32_t bucket)
+static bool is_its(const struct maker *maker, uint32_t bucket)
 {
-    return (maker->groups >> maker->buckets[bucket].group & 1) != 0;
+    return maker->buckets[bucket].group == maker->group;
 }
 
 /* Every input is read for the rank's share of it; an all-reduce writes the result in full. */
@@ -108,7 +111,7 @@ static void add_replicas(struct maker *maker, uint32_t b)
 {
     const struct gw_layout_bucket *bucket = &maker->buckets[b];
     uint32_t shard_ranks = layout_page_groups(maker->page)[bucket->group].shard_ranks;
-    uint32_t position = layout_page_position(maker->page, bucket->group, maker->request->rank);
+    uint32_t position = layout_page_position(maker->page, bucket->group, maker->out->rank);
     uint64_t accum = gw_dtype_bytes(bucket->accum_dtype), offset, numel, valid;
     struct part part = {
         .level = &maker->levels[2 * bucket->group + 1],
@@ -149,65 +152,77 @@ static void add_gather(struct maker *maker, uint32_t first, uint32_t count, uint
     add(maker, &part);
 }
 
-/* One gather for each group of the fetch unit that the rank is in. */
+/* One gather for all of the group's buckets, which lie side by side. */
 static void add_fetch_unit(struct maker *maker, uint32_t f, uint64_t times)
 {
     const struct gw_layout_fetch_unit *fetch = &layout_fetch_units(maker->plan->layout)[f];
-    uint32_t end = fetch->first_bucket + fetch->buckets, next;
+    uint32_t first = fetch->first_bucket, end = first + fetch->buckets, count = 0;
 
-    for (uint32_t b = fetch->first_bucket; b < end; b = next) {
-        for (next = b + 1; next < end && maker->buckets[next].group == maker->buckets[b].group;)
-            next++;
-        if (is_mine(maker, b))
-            add_gather(maker, b, next - b, times, 0);
-    }
+    while (first < end && !is_its(maker, first))
+        first++;
+    while (first + count < end && is_its(maker, first + count))
+        count++;
+    if (count > 0)
+        add_gather(maker, first, count, times, 0);
 }
 
-static int add_traffic(struct maker *maker)
+static void add_traffic(struct maker *maker)
 {
     const struct gw_layout_page *page = maker->page;
-    uint64_t *times;
-    int r;
 
     for (uint32_t b = 0; b < page->buckets; b++) {
-        if (!is_mine(maker, b))
+        if (!is_its(maker, b))
             continue;
         add_reduction(maker, b);
         add_replicas(maker, b);
         if (page->stage == 1 || page->stage == 2)
             add_gather(maker, b, 1, 1, place_slice_numel(maker->place, b));
     }
-    maker->plan->kinds[GW_KIND_CONTROL].calls = 1; /* the verdict */
-    if (page->stage < 3)
-        return 0;
-    r = plan_fetches(maker->plan->layout, maker->place, &maker->plan->options, &times);
-    if (r < 0)
-        return r;
-    if (page->persistent)
-        times[0] = 1;
-    for (uint32_t f = 0; f < page->fetch_units; f++)
-        add_fetch_unit(maker, f, times[f]);
-    free(times);
-    return 0;
+    for (uint32_t f = 0; page->stage == 3 && f < page->fetch_units; f++)
+        add_fetch_unit(maker, f, maker->times[f]);
 }
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
-static void add_memory(struct maker *maker)
+static void add_memory(const struct gw_layout_page *page, const struct place *place,
+                       uint64_t memory_bytes[GW_MEMORIES])
 {
     for (unsigned k = GW_ARENA_NONE + 1; k < GW_ARENA_KINDS; k++) {
         enum gw_arena_kind kind = (enum gw_arena_kind)k;
         enum gw_memory use = memory_use(kind);
-        uint64_t bytes = place_arena_bytes(maker->place, kind);
+        uint64_t bytes = place_arena_bytes(place, kind);
 
         if (use == GW_MEMORIES || kind == GW_ARENA_OVERFLOW) /* overflow slots are not planned */
             continue;
         if (kind == GW_ARENA_ARRAY) /* of fp32 */
             bytes *= PLAN_OPTIMIZER_ARRAYS * gw_dtype_bytes(GW_DTYPE_FP32);
         if (kind == GW_ARENA_SHARED_PARAMS)
-            bytes /= maker->page->world;
-        maker->plan->memory_bytes[use] += bytes;
+            bytes /= page->world;
+        memory_bytes[use] += bytes;
     }
+}
+
+/* As if its members were in no other group. Of the shared parameters, which are there for all
+ * groups at once, its own. */
+static int add_group_memory(struct maker *maker)
+{
+    uint64_t *memory_bytes = maker->out->memory_bytes, shared = 0;
+    struct place *alone;
+    int r;
+
+    r = place_new(maker->page, &maker->plan->options, (uint64_t)1 << maker->group, &alone);
+    if (r < 0)
+        return r;
+    add_memory(maker->page, alone, memory_bytes);
+    memory_bytes[GW_MEMORY_BUCKETS] = memory_bytes[GW_MEMORY_GATHERED] = 0;
+    for (uint32_t b = 0; b < maker->page->buckets && place_mapped(alone); b++) {
+        if (is_its(maker, b))
+            shared += maker->buckets[b].padded_numel * gw_dtype_bytes(maker->buckets[b].dtype);
+    }
+    if (place_mapped(alone))
+        memory_bytes[GW_MEMORY_PARAMS] = shared / maker->page->world;
+    (void)place_free(alone);
+    return 0;
 }
 
 /* ---- the plan -------------------------------------------------------------------------------- */
@@ -244,6 +259,23 @@ static int check(const struct plan_request *request, struct wire_seal *options, 
                          options->order == GW_ORDER_FABRIC ? GW_DEVICE_CUDA : GW_DEVICE_HOST, text);
 }
 
+/* As registry and seal would. */
+static int check_groups(const struct plan_request *request, const struct wire_seal *options,
+                        struct text *text)
+{
+    int r = 0;
+
+    for (uint32_t g = 0; g < request->group_count && options->stage > 0 && r == 0; g++) {
+        char whose[24];
+        struct text name = TEXT(whose);
+
+        text_add(&name, "group %u's ", g + 1);
+        r = options_check_runs(options, request->groups[g].shard_ranks, request->groups[g].count,
+                               whose, text);
+    }
+    return r;
+}
+
 static int make_layout(const struct plan_request *request, struct plan *plan, struct text *text,
                        uint32_t *ret_param)
 {
@@ -274,24 +306,97 @@ static int make_layout(const struct plan_request *request, struct plan *plan, st
     return r;
 }
 
+/* ---- groups ---------------------------------------------------------------------------------- */
+
+static void drop_view(struct maker *maker)
+{
+    maker->place = place_free(maker->place);
+    free(maker->times);
+    maker->times = NULL;
+}
+
+/* Ranks in the same groups have the same places, and gather alike. */
+static int view_as(struct maker *maker, uint32_t rank)
+{
+    uint64_t mask = place_groups_of(maker->page, rank);
+    int r;
+
+    if (maker->mask == mask)
+        return 0;
+    drop_view(maker);
+    maker->mask = mask;
+    r = place_new(maker->page, &maker->plan->options, mask, &maker->place);
+    if (r == 0 && maker->page->stage == 3)
+        r = plan_fetches(maker->plan->layout, maker->place, &maker->plan->options, &maker->times);
+    if (r == 0 && maker->page->persistent)
+        maker->times[0] = 1;
+    return r;
+}
+
+static int make_group(struct maker *maker, uint32_t g)
+{
+    uint32_t rank = maker->request->rank;
+    int r;
+
+    maker->group = g;
+    maker->out = &maker->plan->groups[g];
+    maker->out->rank = layout_page_position(maker->page, g, rank) != UINT32_MAX
+                           ? rank
+                           : layout_page_members(maker->page, g)[0];
+    for (uint32_t b = 0; b < maker->page->buckets; b++) {
+        const struct gw_layout_bucket *bucket = &maker->buckets[b];
+
+        if (!is_its(maker, b))
+            continue;
+        maker->out->buckets++;
+        maker->out->padding_bytes +=
+            (bucket->padded_numel - bucket->numel) * gw_dtype_bytes(bucket->grad_dtype);
+    }
+    r = plan_levels(maker->request, maker->page, g, &maker->levels[2 * g],
+                    &maker->levels[2 * g + 1]);
+    if (r == 0)
+        r = view_as(maker, maker->out->rank);
+    if (r < 0)
+        return r;
+    add_traffic(maker);
+    return add_group_memory(maker);
+}
+
+static void add_kinds(struct plan_kind *to, const struct plan_kind *of)
+{
+    for (unsigned k = 0; k < GW_KINDS; k++) {
+        to[k].calls += of[k].calls;
+        to[k].payload_bytes += of[k].payload_bytes;
+        to[k].padding_bytes += of[k].padding_bytes;
+        to[k].ring_bytes += of[k].ring_bytes;
+        to[k].in_node_bytes += of[k].in_node_bytes;
+        to[k].cross_node_bytes += of[k].cross_node_bytes;
+    }
+}
+
 static int make(struct maker *maker)
 {
-    const struct plan_request *request = maker->request;
+    struct plan *plan = maker->plan;
     uint32_t groups = maker->page->groups;
     int r;
 
-    maker->groups = place_groups_of(maker->page, request->rank);
+    plan->groups = calloc(groups, sizeof(*plan->groups));
     maker->levels = calloc((size_t)groups * 2, sizeof(*maker->levels));
-    r = maker->levels ? options_complete(&maker->plan->options, maker->plan->layout) : GW_E_NOMEM;
+    r = plan->groups && maker->levels ? options_complete(&plan->options, plan->layout)
+                                      : GW_E_NOMEM;
     for (uint32_t g = 0; g < groups && r == 0; g++)
-        r = plan_levels(request, maker->page, g, &maker->levels[2 * g], &maker->levels[2 * g + 1]);
+        r = make_group(maker, g);
     if (r == 0)
-        r = place_new(maker->page, &maker->plan->options, maker->groups, &maker->place);
+        r = view_as(maker, maker->request->rank);
     if (r == 0) {
-        r = add_traffic(maker);
-        add_memory(maker);
-        (void)place_free(maker->place);
+        plan->kinds[GW_KIND_CONTROL].calls = 1; /* the verdict */
+        for (uint32_t g = 0; g < groups; g++) {
+            if (maker->mask >> g & 1)
+                add_kinds(plan->kinds, plan->groups[g].kinds);
+        }
+        add_memory(maker->page, maker->place, plan->memory_bytes);
     }
+    drop_view(maker);
     free(maker->levels);
     return r;
 }
@@ -307,6 +412,8 @@ int plan_new(const struct plan_request *request, struct plan **ret_plan, struct 
         return GW_E_NOMEM;
     maker.plan->options = request->options;
     r = check(request, &maker.plan->options, text);
+    if (r == 0)
+        r = check_groups(request, &maker.plan->options, text);
     if (r == 0)
         r = make_layout(request, maker.plan, text, ret_param);
     if (r == 0) {
@@ -324,8 +431,10 @@ int plan_new(const struct plan_request *request, struct plan **ret_plan, struct 
 
 struct plan *plan_free(struct plan *plan)
 {
-    if (plan)
+    if (plan) {
         (void)layout_free(plan->layout);
+        free(plan->groups);
+    }
     free(plan);
     return NULL;
 }

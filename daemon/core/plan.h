@@ -9,6 +9,8 @@
  *  - in_node_bytes: what the rank reads and copies in its own node's memory, padding included: on
  *    one node its moved_bytes (of control: nothing). Sums over micro-steps are taken to be the
  *    service's (REPLACE).
+ *  - A rank's figures are the sums of its groups', and one control call, the verdict. Of memory,
+ *    buckets' buffers and the gather pool serve all of a rank's groups: they are in the sum alone.
  *  - cross_node_bytes: what one node sends to the others; the busiest node's, of all collectives of
  *    the rank's groups. Ranks lie on nodes in blocks, in order, the first world % nodes blocks one
  *    rank larger. A node sends one partial sum per maximal aligned subtree of its ranks: one, where
@@ -39,9 +41,20 @@ struct plan_kind {
     uint64_t calls, payload_bytes, padding_bytes, ring_bytes, in_node_bytes, cross_node_bytes;
 };
 
+/* A group's part in the figures of one of its members. */
+struct plan_group {
+    uint32_t rank; /* that member: the plan's rank, or, if that is none, the group's first */
+    struct plan_kind kinds[GW_KINDS];
+    uint64_t memory_bytes[GW_MEMORIES]; /* params, gradients, optimizer; mapped: params are the
+                                         * job's, a rank's share of them */
+    uint32_t buckets;
+    uint64_t padding_bytes; /* of gradients, at the ends of its buckets */
+};
+
 struct plan {
     struct layout *layout;
-    struct wire_seal options; /* defaults filled in */
+    struct wire_seal options;  /* defaults filled in */
+    struct plan_group *groups; /* as many as the layout has */
     struct plan_kind kinds[GW_KINDS];
     uint64_t memory_bytes[GW_MEMORIES];
 };

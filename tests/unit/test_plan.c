@@ -361,6 +361,43 @@ static void dtypes_and_groups_count_as_they_are(void **state)
     plan_free(plan);
 }
 
+/* Group 1 is d alone: 12 bytes, padded to 16, between two. A rank outside is shown what its first
+ * member, rank 2, sends for it; of the rank's own groups the parts add up, but for one verdict. */
+static void each_group_has_its_part(void **state)
+{
+    const struct plan_kind scatter = {1, 12, 4, 6, 16, 0};
+    const struct plan_kind gather = {1, 12, 4, 6, 8, 0};
+    struct plan_request request;
+
+    (void)state;
+    for (uint32_t rank = 0; rank < 4; rank++) {
+        const struct plan_group *all, *pair;
+        struct plan *plan;
+
+        request = mixed_of(2, rank);
+        plan = plan_of(&request);
+        all = &plan->groups[0];
+        pair = &plan->groups[1];
+        assert_int_equal(all->rank, rank);
+        assert_int_equal(pair->rank, rank % 2 == 0 ? rank : 2);
+        assert_int_equal(all->buckets, 3);
+        assert_int_equal(all->padding_bytes, 2 + 24);
+        assert_int_equal(pair->buckets, 1);
+        assert_int_equal(pair->padding_bytes, 4);
+        assert_memory_equal(&pair->kinds[GW_KIND_REDUCE_SCATTER], &scatter, sizeof(scatter));
+        assert_memory_equal(&pair->kinds[GW_KIND_ALL_GATHER], &gather, sizeof(gather));
+        assert_int_equal(pair->kinds[GW_KIND_CONTROL].calls, 0);
+        assert_int_equal(plan->kinds[GW_KIND_REDUCE_SCATTER].payload_bytes,
+                         70 + (rank % 2 == 0 ? 12 : 0));
+        /* d in full, its half reduced, two moments of that half. */
+        assert_int_equal(pair->memory_bytes[GW_MEMORY_PARAMS], 16);
+        assert_int_equal(pair->memory_bytes[GW_MEMORY_GRADIENTS], 8);
+        assert_int_equal(pair->memory_bytes[GW_MEMORY_OPTIMIZER], 2 * 8);
+        assert_int_equal(pair->memory_bytes[GW_MEMORY_BUCKETS], 0);
+        plan_free(plan);
+    }
+}
+
 /* Results are written with the accumulators' dtype; sums over micro-steps are read with it. */
 static void accumulators_may_be_as_the_gradients(void **state)
 {
@@ -491,6 +528,7 @@ int main(void)
         cmocka_unit_test(what_makes_no_job_makes_no_plan),
         cmocka_unit_test(parameters_of_no_element_send_nothing),
         cmocka_unit_test(dtypes_and_groups_count_as_they_are),
+        cmocka_unit_test(each_group_has_its_part),
         cmocka_unit_test(accumulators_may_be_as_the_gradients),
         cmocka_unit_test(hybrid_sharding_reduces_within_and_between),
         cmocka_unit_test(persistent_parameters_are_gathered_once),
