@@ -14,6 +14,10 @@ enum option_id {
     OPT_MODEL,
     OPT_RANKS,
     OPT_NODES,
+    OPT_RANK,
+    OPT_GROUP,
+    OPT_PARAM_GROUP,
+    OPT_EXPERT_PARALLEL,
     OPT_DEEPSPEED,
     OPT_VERSION,
     OPT_STAGE,
@@ -39,6 +43,10 @@ static const struct option long_options[] = {
     {"model", required_argument, NULL, OPT_MODEL},
     {"ranks", required_argument, NULL, OPT_RANKS},
     {"nodes", required_argument, NULL, OPT_NODES},
+    {"rank", required_argument, NULL, OPT_RANK},
+    {"group", required_argument, NULL, OPT_GROUP},
+    {"param-group", required_argument, NULL, OPT_PARAM_GROUP},
+    {"expert-parallel", required_argument, NULL, OPT_EXPERT_PARALLEL},
     {"deepspeed", required_argument, NULL, OPT_DEEPSPEED},
     {"deepspeed-version", required_argument, NULL, OPT_VERSION},
     {"stage", required_argument, NULL, OPT_STAGE},
@@ -69,6 +77,13 @@ static void help(void)
                "\n"
                "  --model FILE              lines of name<TAB>shape<TAB>unit, or safetensors\n"
                "  --ranks N, --nodes M      of the job; nodes in blocks of ranks (1)\n"
+               "  --rank R                  whose figures (0)\n"
+               "  --group NAME=RANKS[/S]    ranks 0-3, 1,5 or 0-6:2 (every 2nd), in runs of S;\n"
+               "                            may come again\n"
+               "  --param-group PATTERN=NAME  of parameters and units of such names; may come\n"
+               "                            again: the first that fits\n"
+               "  --expert-parallel E       groups expert0 to E-1 of every E-th rank; names with\n"
+               "                            experts.K. are spread over them\n"
                "  --deepspeed FILE          options from a DeepSpeed configuration, and what each\n"
                "                            of its keys does here; those below come before it\n"
                "  --deepspeed-version V     whose defaults (0.19.8)\n"
@@ -168,6 +183,34 @@ static int take_link(const char *option, const char *value, struct plan_args *ar
     return take_size(option, value, INT64_MAX, &args->links[args->link_count++]);
 }
 
+/* Kept as it is; plan_groups.c reads it. */
+static int take_text(const char *option, const char *value, uint32_t max, const char **list,
+                     uint32_t *count)
+{
+    if (*count == max) {
+        ctl_say("at most %u times --%s", max, option);
+        return EX_USAGE;
+    }
+    list[(*count)++] = value;
+    return 0;
+}
+
+static int take_groups(struct plan_args *args, int id, const char *value)
+{
+    const char *option = long_options[id].name;
+
+    switch ((enum option_id)id) {
+    case OPT_RANK:
+        return take_count(option, value, 0, PLAN_WORLD_MAX - 1, &args->rank);
+    case OPT_GROUP:
+        return take_text(option, value, PLAN_GROUPS_MAX, args->groups, &args->group_count);
+    case OPT_PARAM_GROUP:
+        return take_text(option, value, PLAN_RULES_MAX, args->rules, &args->rule_count);
+    default:
+        return take_count(option, value, 1, PLAN_GROUPS_MAX, &args->expert_parallel);
+    }
+}
+
 static int take_align(const char *option, const char *value, struct plan_args *args)
 {
     uint64_t bytes;
@@ -246,6 +289,11 @@ static int take_option(struct plan_args *args, int id, const char *value)
         return take_align(option, value, args);
     case OPT_LINK:
         return take_link(option, value, args);
+    case OPT_RANK:
+    case OPT_GROUP:
+    case OPT_PARAM_GROUP:
+    case OPT_EXPERT_PARALLEL:
+        return take_groups(args, id, value);
     case OPT_DTYPE:
     case OPT_GRAD_DTYPE:
     case OPT_REDUCE_DTYPE:
@@ -269,6 +317,10 @@ static int check_args(const struct plan_args *args)
     if (args->model_path == NULL || args->ranks == 0) {
         ctl_say("%s is missing; see gwctl plan --help",
                 args->model_path == NULL ? "--model FILE" : "--ranks N");
+        return EX_USAGE;
+    }
+    if (args->rank >= args->ranks) {
+        ctl_say("--rank %u: the job's %u ranks are counted from 0", args->rank, args->ranks);
         return EX_USAGE;
     }
     if (args->nodes > args->ranks) {

@@ -90,6 +90,7 @@ static int view_model(struct plan_report *report)
             .name = model->params[i].name,
             .unit = model->params[i].unit,
             .numel = model->params[i].numel,
+            .group = report->groups.of_param[i],
             .dtype = dtype,
             .grad_dtype = grad_dtype,
         };
@@ -220,8 +221,11 @@ static int make_one(struct plan_report *report, uint32_t stage, uint32_t mode)
     struct plan_request request = {
         .params = report->params,
         .param_count = report->model->count,
+        .groups = report->groups.of,
+        .group_count = report->groups.count,
         .world = report->args->ranks,
         .nodes = report->args->nodes,
+        .rank = report->args->rank,
         .options = report->options,
     };
     char why[GW_TEXT_MAX + 1] = "";
@@ -253,6 +257,8 @@ int plan_make(const struct plan_args *args, struct plan_report *report)
     if (r == 0 && args->deepspeed_path != NULL)
         r = read_deepspeed(args, report);
     if (r == 0)
+        r = plan_groups_make(report);
+    if (r == 0)
         r = view_model(report);
     if (r == 0)
         put_options(report);
@@ -270,6 +276,7 @@ void plan_report_free(struct plan_report *report)
             (void)plan_free(report->plans[stage][mode]);
     }
     free(report->params);
+    plan_groups_free(&report->groups);
     (void)deepspeed_free(report->config);
     (void)model_free(report->model);
 }
@@ -286,6 +293,11 @@ const struct plan *plan_used(const struct plan_report *report, uint32_t stage)
         accumulate == GW_ACCUMULATE_SHARD || (accumulate == GW_ACCUMULATE_AUTO && stage >= 2);
 
     return report->plans[stage][shard ? 1 : 0];
+}
+
+bool plan_memory_by_group(unsigned memory)
+{
+    return memory != GW_MEMORY_BUCKETS && memory != GW_MEMORY_GATHERED;
 }
 
 uint32_t plan_persistent(const struct plan *plan)

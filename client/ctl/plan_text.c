@@ -2,6 +2,7 @@
 /* gwctl plan for people: stages side by side, then units or buckets, then what each key does. */
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "client/ctl/ctl.h"
@@ -177,6 +178,115 @@ static void print_layout(const struct plan_report *report)
     for (unsigned i = 0; i < sizeof(labels) / sizeof(labels[0]); i++)
         row(report, labels[i], PLAN_MODES, i >= 5, page_figure, i);
 }
+
+/* ---- groups ---------------------------------------------------------------------------------- */
+
+/* A group's rows: four figures by kind, then its memories, then its layout. */
+enum group_row {
+    GROUP_CALLS,
+    GROUP_PAYLOAD = GW_KINDS,
+    GROUP_RING = 2 * GW_KINDS,
+    GROUP_CROSS = 3 * GW_KINDS,
+    GROUP_MEMORY = 4 * GW_KINDS,
+    GROUP_BUCKETS = GROUP_MEMORY + GW_MEMORIES,
+    GROUP_PADDING,
+    GROUP_ROWS,
+};
+
+/* which: group * GROUP_ROWS + row. */
+static uint64_t group_figure(const struct plan *plan, unsigned which)
+{
+    const struct plan_group *group = &plan->groups[which / GROUP_ROWS];
+    unsigned at = which % GROUP_ROWS;
+    const struct plan_kind *kind = &group->kinds[at % GW_KINDS];
+
+    if (at < GROUP_PAYLOAD)
+        return kind->calls;
+    if (at < GROUP_RING)
+        return kind->payload_bytes;
+    if (at < GROUP_CROSS)
+        return kind->ring_bytes;
+    if (at < GROUP_MEMORY)
+        return kind->cross_node_bytes;
+    if (at < GROUP_BUCKETS)
+        return group->memory_bytes[at - GROUP_MEMORY];
+    return at == GROUP_BUCKETS ? group->buckets : group->padding_bytes;
+}
+
+static void group_label(unsigned at, char *label, size_t label_bytes)
+{
+    static const char *const figures[] = {"calls", "payload", "ring", "crosses"};
+
+    if (at < GROUP_MEMORY)
+        (void)snprintf(label, label_bytes, "%s, %s", figures[at / GW_KINDS],
+                       plan_kind_names[at % GW_KINDS]);
+    else if (at < GROUP_BUCKETS)
+        (void)snprintf(label, label_bytes, "%s", plan_memory_names[at - GROUP_MEMORY]);
+    else
+        (void)snprintf(label, label_bytes, "%s", at == GROUP_BUCKETS ? "buckets" : "padding");
+}
+
+/* In all that is shown. */
+static bool groups_alike(const struct plan_report *report, uint32_t g, uint32_t other)
+{
+    for (uint32_t s = 0; s < PLAN_STAGES; s++) {
+        for (unsigned i = 0; i < GROUP_ROWS && plan_shows(report, s); i++) {
+            if (group_figure(plan_used(report, s), g * GROUP_ROWS + i) !=
+                group_figure(plan_used(report, s), other * GROUP_ROWS + i))
+                return false;
+        }
+    }
+    return true;
+}
+
+static void print_group_list(const struct plan_report *report)
+{
+    const struct layout *layout = plan_used(report, 0)->layout;
+
+    (void)printf("\ngroups: parameters, elements, ranks\n");
+    for (uint32_t g = 0; g <= report->groups.count; g++) {
+        char *ranks = plan_ranks_text(layout_page_members(layout_page(layout), g),
+                                      layout_groups(layout)[g].members);
+
+        (void)printf("  %-*s %8u %14" PRIu64 "  %s", LABEL_WIDTH - 3, report->groups.names[g],
+                     report->groups.params[g], report->groups.numel[g],
+                     ranks != NULL ? ranks : "(no memory to list them)");
+        if (g > 0 && report->groups.of[g - 1].shard_ranks > 0)
+            (void)printf(" in runs of %u", report->groups.of[g - 1].shard_ranks);
+        (void)putchar('\n');
+        free(ranks);
+    }
+}
+
+/* Neighbours of the same figures stand together: of experts there are many. */
+static void print_groups(const struct plan_report *report)
+{
+    char title[2 * GW_LABEL_MAX + 32], label[CELL_BYTES + 8];
+    uint32_t end;
+
+    if (report->groups.count == 0)
+        return;
+    print_group_list(report);
+    for (uint32_t g = 0; g <= report->groups.count; g = end) {
+        for (end = g + 1; end <= report->groups.count && groups_alike(report, g, end);)
+            end++;
+        if (end - g > 1)
+            (void)snprintf(title, sizeof(title), "each of %s to %s", report->groups.names[g],
+                           report->groups.names[end - 1]);
+        else
+            (void)snprintf(title, sizeof(title), "group %s", report->groups.names[g]);
+        head(report, title);
+        for (unsigned i = 0; i < GROUP_ROWS; i++) {
+            if (is_zero(report, group_figure, g * GROUP_ROWS + i))
+                continue;
+            group_label(i, label, sizeof(label));
+            row(report, label, PLAN_MODES, i >= GROUP_PAYLOAD && i != GROUP_BUCKETS, group_figure,
+                g * GROUP_ROWS + i);
+        }
+    }
+}
+
+/* ---- times ----------------------------------------------------------------------------------- */
 
 static void print_times(const struct plan_report *report)
 {
@@ -361,10 +471,14 @@ static void print_top(const struct plan_report *report)
     if (report->model->other_dtypes)
         (void)printf("           some are of another type in the file; counted as fp32\n");
     print_kinds_of_values(report);
-    (void)printf("ranks      %u on %u node%s; figures are one rank's, of one optimizer step of %u "
+    (void)printf("ranks      %u on %u node%s; figures are rank %u's, of one optimizer step of %u "
                  "micro-step%s\n",
-                 args->ranks, args->nodes, args->nodes == 1 ? "" : "s, in blocks",
+                 args->ranks, args->nodes, args->nodes == 1 ? "" : "s, in blocks", args->rank,
                  options->micro_steps, options->micro_steps == 1 ? "" : "s");
+    if (report->groups.count > 0)
+        (void)printf("groups     %u beside all ranks: first the sums over those that rank %u is "
+                     "in, then each\n",
+                     report->groups.count, args->rank);
     if (args->nodes > 1 || args->ranks > GW_RANKS_MAX)
         (void)printf("           (this release runs one node of at most %u ranks)\n", GW_RANKS_MAX);
     human_bytes(options->bucket_bytes, bytes, sizeof(bytes));
@@ -394,6 +508,7 @@ void plan_print_text(const struct plan_report *report)
     for (uint32_t mode = 0; mode < PLAN_MODES; mode++)
         print_memory(report, mode);
     print_layout(report);
+    print_groups(report);
     if (plan_shows(report, 3))
         print_units(plan_used(report, 3));
     if (report->args->stage >= 0)

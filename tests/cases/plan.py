@@ -95,8 +95,9 @@ class Layout:
         """Elements of a bucket that a rank of its group owns."""
         return self.slice(bucket, 0)[1]
 
-    def of_rank(self, rank):
-        return [b for b in self.buckets if rank in self.groups[b.group].ranks]
+    def of_rank(self, rank, group=None):
+        return [b for b in self.buckets if rank in self.groups[b.group].ranks
+                and group in (None, b.group)]
 
 
 def split_units(parameters):
@@ -276,10 +277,10 @@ def gathers_of(layout, rank, micro_steps, reuse_bytes):
     return times
 
 
-def step_traffic(layout, rank, accumulate, micro_steps, mapped, gathers, reuse_bytes):
-    """One optimizer step of a rank."""
+def step_traffic(layout, rank, accumulate, micro_steps, mapped, gathers, reuse_bytes, group):
+    """One optimizer step of a rank; `group`: that group's part of it, None: all."""
     traffic = Traffic()
-    for bucket in layout.of_rank(rank):
+    for bucket in layout.of_rank(rank, group):
         add_reduction(traffic, layout, bucket, rank, accumulate, micro_steps)
         if layout.stage in (1, 2):
             traffic.add("all_gather", layout.groups[bucket.group].shard_ranks, 1,
@@ -290,13 +291,14 @@ def step_traffic(layout, rank, accumulate, micro_steps, mapped, gathers, reuse_b
         if gathers is not None and layout.fetch_units[number].units:
             count = gathers
         mine = [b for b in layout.fetch_unit_buckets(number)
-                if rank in layout.groups[b.group].ranks]
+                if rank in layout.groups[b.group].ranks and group in (None, b.group)]
         for buckets in in_order_of_appearance(mine, lambda b: b.group):  # one launch each
             padded = sum(b.bytes_of(b.dtype) for b in buckets)
             traffic.add("all_gather", layout.groups[buckets[0].group].shard_ranks, count,
                         sum(b.bytes_of(b.dtype, False) for b in buckets), padded,
                         0 if mapped else padded)
-    traffic.add("control", 1, 1)
+    if group is None:
+        traffic.add("control", 1, 1)
     return traffic.figures
 
 
@@ -337,15 +339,17 @@ def gathered_memory(layout, rank, gather_bytes):
     return pool + (bytes_for(rank, 0) if layout.persistent else 0)
 
 
-def rank_memory(layout, rank, accumulate, micro_steps, mapped, ring_slots, gather_bytes, arrays):
-    """Bytes of one rank by what lies in them. `arrays`: fp32 shard arrays of the optimizer."""
-    buckets = layout.of_rank(rank)
+def rank_memory(layout, rank, accumulate, micro_steps, mapped, ring_slots, gather_bytes, arrays,
+                group):
+    """Bytes of one rank by what lies in them. `arrays`: fp32 shard arrays of the optimizer.
+    `group`: its part, which the pools that serve all groups are none of."""
+    buckets = layout.of_rank(rank, group)
     spans = sum(layout.span(b) for b in buckets)
     halves = sum(layout.span(b) for b in buckets if b.dtype != "fp32")
     held = dict.fromkeys(MEMORIES, 0)
     if mapped:  # one copy for all ranks
-        held["params"] = sum(b.bytes_of(b.dtype) for b in layout.buckets) \
-            // len(layout.groups[0].ranks)
+        held["params"] = sum(b.bytes_of(b.dtype) for b in layout.buckets
+                             if group in (None, b.group)) // len(layout.groups[0].ranks)
     elif layout.stage == 3:
         held["params"] = sum(layout.span(b) * SIZES[b.dtype] for b in buckets)
         held["gathered"] = gathered_memory(layout, rank, gather_bytes)
@@ -356,17 +360,20 @@ def rank_memory(layout, rank, accumulate, micro_steps, mapped, ring_slots, gathe
         slots = min(ring_slots, max(1, len(layout.buckets) * micro_steps))
         held["buckets"] = slots * max(b.bytes_of(b.grad_dtype) for b in layout.buckets)
     held["optimizer"] = 4 * arrays * spans + 4 * halves  # and masters
+    if group is not None:
+        del held["buckets"], held["gathered"]
     return held
 
 
 def expected(parameters, stage, ranks, bucket_bytes, align_bytes=64, micro_steps=1,
              accumulate="auto", gather="private", ring_slots=3, gather_bytes=0,
              optimizer_arrays=2, gathers=None, rank=0, groups=(), shard_ranks=0, persist_bytes=0,
-             reuse_bytes=0, accum_as_grads=False):
+             reuse_bytes=0, accum_as_grads=False, group=None):
     """Figures of one optimizer step and the memory of one rank, named as in demo.sh's JSON.
 
     `parameters`: Parameter tuples in order of registration. `gathers`: how often a step gathers
-    each fetch unit in stage 3 (None: forward and backward of each micro-step).
+    each fetch unit in stage 3 (None: forward and backward of each micro-step). `group`: only what
+    that group of the rank's sends and holds, its buckets and their padding.
     """
     parameters = [Parameter(*p) for p in parameters]
     if accumulate == "auto":
@@ -379,9 +386,14 @@ def expected(parameters, stage, ranks, bucket_bytes, align_bytes=64, micro_steps
               "params": layout.numel, "padded": layout.padded, "buckets": len(layout.buckets),
               "units": len(layout.units), "fetch_units": len(layout.fetch_units)}
     result.update(step_traffic(layout, rank, accumulate, micro_steps, mapped, gathers,
-                               reuse_bytes))
+                               reuse_bytes, group))
     result["memory_bytes"] = rank_memory(layout, rank, accumulate, micro_steps, mapped, ring_slots,
-                                         gather_bytes, optimizer_arrays)
+                                         gather_bytes, optimizer_arrays, group)
+    if group is not None:
+        result["buckets"] = len(layout.of_rank(rank, group))
+        result["layout_padding_bytes"] = sum(
+            b.bytes_of(b.grad_dtype) - b.bytes_of(b.grad_dtype, False)
+            for b in layout.of_rank(rank, group))
     return result
 
 

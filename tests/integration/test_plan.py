@@ -6,42 +6,21 @@ ctest: timeout=600
 """
 import json
 import os
-import pathlib
 import random
 import re
 import struct
 import subprocess
-import sys
 
 import pytest
 
 import gw
 from conftest import GWCTL, SLOWER
-
-SOURCE = pathlib.Path(os.environ.get("GRADWIRE_SOURCE", pathlib.Path(__file__).parents[2]))
-sys.path.insert(0, str(SOURCE / "tests/cases"))
-import plan  # noqa: E402
-from models import KNOWN, gpt2  # noqa: E402
+from planning import (RING_SLOTS, RUN_BUCKET, RUNS, STEPS, assert_memory, gwctl, one_run, plan,
+                      planned, run_options, write_model)
+from models import KNOWN, gpt2  # noqa: I001 (planning knows where)
 
 EX_USAGE, EX_DATAERR, EX_NOINPUT, EX_CONFIG = 64, 65, 66, 78
 BUCKET = ["--bucket", "4000"]
-
-
-def gwctl(*args, code=0):
-    done = subprocess.run([str(GWCTL), "plan", *map(str, args)], capture_output=True, text=True,
-                          timeout=60 * SLOWER)
-    assert done.returncode == code, f"{args}: {done.returncode}\n{done.stderr}"
-    return done
-
-
-def planned(*args):
-    return json.loads(gwctl(*args, "--json").stdout)
-
-
-def write_model(path, rows):
-    path.write_text("# name\tshape\tunit\n" + "".join(
-        f"{name}\t{'x'.join(map(str, shape))}\t{unit}\n" for name, shape, unit in rows))
-    return path
 
 
 @pytest.fixture
@@ -138,66 +117,11 @@ def test_one_layer_of_gpt2_by_hand(tmp_path):
 
 # ---- against a real run --------------------------------------------------------------------------
 
-WORLD, STEPS, RUN_BUCKET, RING_SLOTS = 3, 2, 4200, 3
-RUNS = [dict(stage=stage, micro_steps=steps, accumulate=accumulate, gather=gather)
-        for stage in range(4) for steps, accumulate in ((1, "auto"), (2, "local"), (2, "shard"))
-        for gather in (("private", "mapped") if stage == 3 else ("private",))]
-CODES = {"auto": 0, "local": 1, "shard": 2, "private": 0, "mapped": 1}
-
-
-def backward(job, rows, units, last):
-    for unit in reversed(range(len(units))):
-        job.wait(job.fetch(unit))
-        for param in reversed(units[unit]):
-            job.put(param, [1.0] * plan.parse_shape("x".join(map(str, rows[param][1]))),
-                    flags=0 if last else gw.ACCUMULATE)
-        job.release(unit)
-
-
-def one_step(job, rows, units, micro_steps):
-    for micro_step in range(micro_steps):
-        for unit in range(len(units)):
-            job.wait(job.fetch(unit))
-            job.release(unit)
-        last = micro_step == micro_steps - 1
-        backward(job, rows, units, last)
-        if not last:
-            job.micro_step_end()
-    job.step_end()
-    job.wait_step()
-    job.wait(job.update_begin())
-    job.update_commit()
-
-
-def one_run(rank, socket, id_path, rows, run):
-    """What a rank's counters say after some steps: per kind, and memory."""
-    job = gw.Job(rank, WORLD, id_path=id_path, socket=socket)
-    units = []
-    for number, (name, shape, unit) in enumerate(rows):
-        if number == 0 or rows[number - 1][2] != unit:
-            units.append([])
-        units[-1].append(job.param(name, plan.parse_shape("x".join(map(str, shape))), unit))
-    job.seal(stage=run["stage"], bucket_bytes=RUN_BUCKET, micro_steps=run["micro_steps"],
-             accumulate=CODES[run["accumulate"]], gather=CODES[run["gather"]],
-             ring_slots=RING_SLOTS)
-    for moment in ("exp_avg", "exp_avg_sq"):
-        job.array(moment)
-    for _ in range(STEPS):
-        one_step(job, rows, units, run["micro_steps"])
-    if run["stage"] in (1, 2):  # the last gathers are under way: wait for them
-        for unit in range(len(units)):
-            job.wait(job.fetch(unit))
-            job.release(unit)
-    stats = job.stats()
-    counters = {kind: {field: getattr(stats.kinds[i], field) for field, _ in gw.Counters._fields_}
-                for i, kind in enumerate(gw.KINDS)}
-    memory = dict(zip(gw.MEMORY, stats.memory_bytes))
-    job.close()
-    return counters, memory, stats.overflow_slots
+WORLD = 3
 
 
 def all_runs(rank, socket, directory, rows):
-    return [one_run(rank, socket, os.path.join(directory, f"id{number}"), rows, run)
+    return [one_run(rank, WORLD, socket, os.path.join(directory, f"id{number}"), rows, run)
             for number, run in enumerate(RUNS)]
 
 
@@ -218,9 +142,7 @@ def check_run(run, result, stage, want):
             assert got[figure] == STEPS * stage[figure][kind], f"{run}: {kind}: {figure}"
         if kind != "control":
             assert got["moved_bytes"] == STEPS * moved_bytes(want, kind, run), f"{run}: {kind}"
-    largest = want["memory_bytes"]["buckets"] // RING_SLOTS
-    memory["buckets"] -= overflow * largest
-    assert memory == stage["memory_bytes"], f"{run}: {overflow} overflow slots"
+    assert_memory(memory, overflow, stage["memory_bytes"], want, run)
 
 
 def test_a_real_run_counts_what_was_planned(daemon, tmp_path):
@@ -229,10 +151,7 @@ def test_a_real_run_counts_what_was_planned(daemon, tmp_path):
     ranks = gw.run(WORLD, all_runs, str(daemon.socket), str(tmp_path), rows,
                    timeout=240 * SLOWER)
     for number, run in enumerate(RUNS):
-        accumulate = [] if run["accumulate"] == "auto" else ["--accumulate", run["accumulate"]]
-        got = planned("--model", path, "--ranks", WORLD, "--bucket", RUN_BUCKET, "--stage",
-                      run["stage"], "--micro-steps", run["micro_steps"], "--gather", run["gather"],
-                      "--ring-slots", RING_SLOTS, *accumulate)
+        got = planned("--model", path, "--ranks", WORLD, *run_options(run))
         want = plan.expected(plan.read_model(path), run["stage"], WORLD, RUN_BUCKET,
                              micro_steps=run["micro_steps"], accumulate=run["accumulate"],
                              gather=run["gather"], ring_slots=RING_SLOTS)
@@ -313,8 +232,8 @@ def test_deepspeed_keys_and_defaults_are_told(deepspeed):
     done = deepspeed({"zero_optimization": {"stage": 2, "reduce_bucket_size": 1e3},
                       "gradient_accumulation_steps": 3, "bf16": {"enabled": True}}, "--json")
     got = json.loads(done.stdout)
-    assert set(got) == {"schema", "params", "dtypes", "grad_dtypes", "ranks", "nodes", "stages",
-                        "keys", "defaults"}
+    assert set(got) == {"schema", "params", "dtypes", "grad_dtypes", "ranks", "nodes", "rank",
+                        "stages", "groups", "keys", "defaults"}
     keys = {entry["key"]: entry for entry in got["keys"]}
     assert list(keys) == ["zero_optimization.stage", "zero_optimization.reduce_bucket_size",
                           "gradient_accumulation_steps", "bf16.enabled"]
