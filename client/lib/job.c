@@ -18,6 +18,7 @@
 #include "client/lib/options.h"
 #include "client/lib/zero.h"
 #include "daemon/base/tag.h"
+#include "proto/job_id.h"
 
 #define TIMEOUT_DEFAULT_NS (30 * CLOCK_SECOND)
 #define JOIN_DEFAULT_NS (300 * CLOCK_SECOND)
@@ -244,10 +245,12 @@ static int check_options(struct gw_job_options *o)
     return 0;
 }
 
+/* Of a good id. */
 static void tag_of(const struct gw_job_id *id, uint8_t ret_tag[GW_TAG_BYTES])
 {
     /* Less than the 16 bytes that libsodium recommends: a tag is a name and proves nothing. */
-    crypto_generichash_blake2b(ret_tag, GW_TAG_BYTES, id->bytes, id->size_bytes, NULL, 0);
+    crypto_generichash_blake2b(ret_tag, GW_TAG_BYTES, id->bytes + JOB_ID_NAMED_AT,
+                               JOB_ID_NAMED_BYTES, NULL, 0);
 }
 
 /* From here on texts name the job by its tag, never by its id. */
@@ -260,7 +263,7 @@ static int take_joined(gw_job *job, const struct reply *reply)
     job->id.size_bytes = msg->u.joined.id_bytes;
     memcpy(job->id.bytes, msg->u.joined.id, sizeof(job->id.bytes));
     job->generation = msg->u.joined.generation;
-    if (job->id.size_bytes == 0 || job->id.size_bytes > GW_JOB_ID_MAX || job->generation == 0)
+    if (!job_id_good(job->id.bytes, job->id.size_bytes) || job->generation == 0)
         return err_set(GW_E_PROTOCOL, "the engine's answer to the join holds no job id");
     tag_of(&job->id, tag);
     tag_to_hex(tag, job->tag);
@@ -370,8 +373,9 @@ int gw_job_join(const struct gw_job_options *options, const struct gw_job_id *id
 {
     if (!ret_job || !id)
         return err_set(GW_E_INVALID, "%s is NULL", id ? "ret_job" : "id");
-    if (id->size_bytes == 0 || id->size_bytes > GW_JOB_ID_MAX)
-        return err_set(GW_E_INVALID, "the job id has %u bytes; it is not an id of gw_job_get_id",
+    if (!job_id_good(id->bytes, id->size_bytes))
+        return err_set(GW_E_INVALID,
+                       "what was given as the job's id (%u bytes) is not an id of gw_job_get_id",
                        id->size_bytes);
     return start(options, id, ret_job);
 }

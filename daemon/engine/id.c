@@ -7,11 +7,16 @@
 
 #include "gradwire/errors.h"
 
-#define ID_VERSION 1u
-#define SECRET_AT 8u
-#define SECRET_BYTES 32u
+/* A real 8-byte BLAKE2b, not a cut longer one: anybody can compute a tag from an id. */
+static int tag_of(const uint8_t bytes[JOB_ID_BYTES], uint8_t ret_tag[GW_TAG_BYTES])
+{
+    return crypto_generichash_blake2b(ret_tag, GW_TAG_BYTES, bytes + JOB_ID_NAMED_AT,
+                                      JOB_ID_NAMED_BYTES, NULL, 0) == 0
+               ? 0
+               : GW_E_INTERNAL;
+}
 
-int id_new(struct id **ret_id)
+static int make(struct id **ret_id)
 {
     struct id *id;
 
@@ -21,17 +26,36 @@ int id_new(struct id **ret_id)
     if (!id)
         return GW_E_NOMEM;
     memset(id, 0, sizeof(*id));
-    memcpy(id->bytes, "GWID", 4);
-    id->bytes[4] = ID_VERSION;
-    randombytes_buf(id->bytes + SECRET_AT, SECRET_BYTES);
-    /* A real 8-byte BLAKE2b, not a cut longer one: anybody can compute a tag from an id. */
-    if (crypto_generichash_blake2b(id->tag, sizeof(id->tag), id->bytes, sizeof(id->bytes), NULL,
-                                   0) != 0) {
+    *ret_id = id;
+    return 0;
+}
+
+int id_new(struct id **ret_id)
+{
+    struct id *id;
+    int r = make(&id);
+
+    if (r < 0)
+        return r;
+    job_id_start(id->bytes);
+    randombytes_buf(id->bytes + JOB_ID_SECRET_AT, JOB_ID_SECRET_BYTES);
+    id->known = true;
+    r = tag_of(id->bytes, id->tag);
+    if (r < 0) {
         id_free(id);
-        return GW_E_INTERNAL;
+        return r;
     }
     *ret_id = id;
     return 0;
+}
+
+int id_follow(const uint8_t tag[GW_TAG_BYTES], struct id **ret_id)
+{
+    int r = make(ret_id);
+
+    if (r == 0)
+        memcpy((*ret_id)->tag, tag, GW_TAG_BYTES);
+    return r;
 }
 
 struct id *id_free(struct id *id)
@@ -40,9 +64,25 @@ struct id *id_free(struct id *id)
     return NULL;
 }
 
-bool id_matches(const struct id *id, const uint8_t *bytes, size_t count)
+void id_set_address(struct id *id, const struct job_address *address)
 {
-    return count == sizeof(id->bytes) && sodium_memcmp(id->bytes, bytes, count) == 0;
+    job_id_set_address(id->bytes, address);
+}
+
+int id_take(struct id *id, const uint8_t *bytes, size_t count)
+{
+    uint8_t tag[GW_TAG_BYTES];
+
+    if (id->known)
+        return count == sizeof(id->bytes) && sodium_memcmp(id->bytes, bytes, count) == 0
+                   ? 0
+                   : GW_E_DENIED;
+    if (!job_id_good(bytes, count) || tag_of(bytes, tag) < 0 ||
+        sodium_memcmp(tag, id->tag, sizeof(tag)) != 0)
+        return GW_E_DENIED;
+    memcpy(id->bytes, bytes, count);
+    id->known = true;
+    return 0;
 }
 
 void id_wipe(void *memory, size_t bytes)

@@ -272,7 +272,7 @@ void join_join(struct session *session, const struct wire_msg *msg)
                           "there is no job here yet: rank 0 must create it first");
         return;
     }
-    if (!id_matches(engine->id, msg->u.join.id, msg->u.join.id_bytes)) {
+    if (id_take(engine->id, msg->u.join.id, msg->u.join.id_bytes) < 0) {
         session_send_done(session, msg->request, GW_E_DENIED,
                           "the id is not this job's: pass on the id that rank 0 got, unchanged");
         session_doom(session, GW_E_DENIED, "the id is not this job's");
@@ -313,8 +313,8 @@ void join_reply(struct session *session, uint32_t rank, const struct wire_msg *m
         engine->ranks[rank] = session;
         job_attach(engine->job, rank, &port);
         alarm_clear(session->alarm);
-        reply.u.joined.id_bytes = ID_BYTES;
-        memcpy(reply.u.joined.id, engine->id->bytes, ID_BYTES);
+        reply.u.joined.id_bytes = JOB_ID_BYTES;
+        memcpy(reply.u.joined.id, engine->id->bytes, JOB_ID_BYTES);
         reply.u.joined.device = engine->kind;
         log_line("rank %u is %s (pid %d), generation %u", rank, session->client, (int)session->pid,
                  msg->u.joined.generation);

@@ -24,6 +24,7 @@
 #include <cmocka.h>
 
 #include "gradwire/gradwire.h"
+#include "proto/job_id.h"
 #include "proto/shm.h"
 #include "proto/submit.h"
 #include "proto/wire.h"
@@ -152,8 +153,9 @@ static void joined(int fd, const struct scenario *s, uint32_t request)
         msg.u.buffer_made.bytes = 1;
     } else {
         msg.u.joined.generation = s->no_id ? 0 : 1;
-        msg.u.joined.id_bytes = 64;
-        memset(msg.u.joined.id, 0x5a, 64);
+        msg.u.joined.id_bytes = JOB_ID_BYTES;
+        memset(msg.u.joined.id, 0x5a, JOB_ID_BYTES);
+        job_id_start(msg.u.joined.id);
     }
     send_message(fd, &msg, NULL, 0);
 }
@@ -309,9 +311,9 @@ static void wrong_answers_are_typed_errors(void **state)
         one(&scenarios[i]);
 }
 
-static void the_tag_is_the_hash_of_the_id(void **state)
+static void the_tag_is_the_hash_of_the_secret(void **state)
 {
-    /* Python: hashlib.blake2b(b"\x5a" * 64, digest_size=8).hexdigest() */
+    /* Python: hashlib.blake2b(b"\x5a" * 32, digest_size=8).hexdigest() */
     struct gw_job_options options = {
         .struct_size = sizeof(options), .socket_path = path, .world = 1};
     char tag[GW_TAG_CHARS];
@@ -322,7 +324,7 @@ static void the_tag_is_the_hash_of_the_id(void **state)
     assert_int_equal(pthread_create(&thread, NULL, serve, (void *)(uintptr_t)&scenarios[0]), 0);
     assert_int_equal(gw_job_create(&options, &job), 0);
     assert_int_equal(gw_job_tag(job, tag), 0);
-    assert_string_equal(tag, "e075eab7cbbbe68d");
+    assert_string_equal(tag, "67cbdda19a4e7da3");
     gw_job_close(job);
     pthread_join(thread, NULL);
 }
@@ -371,7 +373,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(wrong_answers_are_typed_errors),
-        cmocka_unit_test(the_tag_is_the_hash_of_the_id),
+        cmocka_unit_test(the_tag_is_the_hash_of_the_secret),
         cmocka_unit_test(a_free_without_an_answer_leaves_the_buffer),
     };
 

@@ -42,6 +42,7 @@
 #include "client/lib/device.h"
 #include "daemon/core/layout.h"
 #include "gradwire/cuda.h"
+#include "proto/job_id.h"
 #include "proto/shm.h"
 #include "proto/submit.h"
 #include "proto/wire.h"
@@ -503,8 +504,9 @@ static inline void sv_joined(const struct wire_msg *asked)
              asked->u.job_create.gpu_bytes, asked->u.job_create.gpu[0]);
     sv_add(line);
     msg.u.joined.generation = 1;
-    msg.u.joined.id_bytes = 64;
-    memset(msg.u.joined.id, 0x5a, 64);
+    msg.u.joined.id_bytes = JOB_ID_BYTES;
+    memset(msg.u.joined.id, 0x5a, JOB_ID_BYTES);
+    job_id_start(msg.u.joined.id);
     msg.u.joined.device = sv.device;
     fd = sv.device ? sv_wait_page(GW_OPS_IN_FLIGHT, &sv.op_words) : -1;
     sv_send(&msg, &fd, sv.device ? 1 : 0);
