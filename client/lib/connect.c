@@ -184,7 +184,7 @@ static int take_welcome(gw_job *job, struct reply *reply)
     return 0;
 }
 
-int connect_open(gw_job *job, const uint8_t *tag, int64_t deadline)
+int connect_open(gw_job *job, const struct connect_to *to, int64_t deadline)
 {
     struct wire_msg msg;
     struct reply reply = {0};
@@ -197,9 +197,10 @@ int connect_open(gw_job *job, const uint8_t *tag, int64_t deadline)
     msg.type = WIRE_HELLO;
     msg.u.hello.version_min = GW_PROTOCOL_VERSION;
     msg.u.hello.version_max = GW_PROTOCOL_VERSION;
-    if (tag) {
+    if (to->join) {
         msg.u.hello.tag_bytes = GW_TAG_BYTES;
-        memcpy(msg.u.hello.tag, tag, GW_TAG_BYTES);
+        memcpy(msg.u.hello.tag, to->tag, GW_TAG_BYTES);
+        msg.u.hello.spans = to->spans;
     }
     snprintf(msg.u.hello.client, sizeof(msg.u.hello.client), "%s", program_invocation_short_name);
     snprintf(job->channel.engine, sizeof(job->channel.engine), "gradwired");

@@ -7,7 +7,14 @@
 
 /* The option, else $GRADWIRE_SOCKET, else the default, into job->socket_path. */
 int connect_path(gw_job *job, const char *option);
-/* Connects, says hello (tag NULL: a new job) and takes the welcome. */
-int connect_open(gw_job *job, const uint8_t *tag, int64_t deadline);
+/* The job that is meant; all zero: a new one. */
+struct connect_to {
+    bool join;
+    bool spans; /* it may have no engine on this node yet */
+    uint8_t tag[GW_TAG_BYTES];
+};
+
+/* Connects, says hello and takes the welcome. */
+int connect_open(gw_job *job, const struct connect_to *to, int64_t deadline);
 
 #endif

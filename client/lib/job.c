@@ -233,6 +233,9 @@ static int check_options(struct gw_job_options *o)
     if (o->name && strlen(o->name) > GW_LABEL_MAX)
         return err_set(GW_E_INVALID, "the job's name has %zu bytes, at most %u are allowed",
                        strlen(o->name), GW_LABEL_MAX);
+    if (o->nodes > GW_NODES_MAX)
+        return err_set(GW_E_INVALID, "nodes is %u; a job may span %u nodes at most", o->nodes,
+                       GW_NODES_MAX);
     if (o->device && o->device->ops->version != GW_DEVICE_TABLE)
         return err_set(GW_E_VERSION,
                        "libgradwire-cuda's table has version %u, libgradwire needs %u; install "
@@ -280,6 +283,17 @@ static int take_joined(gw_job *job, const struct reply *reply)
     return job->device ? order_start(job, reply->fds[0]) : 0;
 }
 
+static struct connect_to job_of(const struct gw_job_id *id)
+{
+    struct connect_to to = {.join = true};
+    struct job_address address;
+
+    tag_of(id, to.tag);
+    job_id_address(id->bytes, &address);
+    to.spans = address.family != 0;
+    return to;
+}
+
 static void create_message(const struct gw_job_options *o, struct wire_msg *msg)
 {
     msg->type = WIRE_JOB_CREATE;
@@ -289,6 +303,7 @@ static void create_message(const struct gw_job_options *o, struct wire_msg *msg)
     msg->u.job_create.op_timeout_ns = (uint64_t)o->op_timeout_ns;
     msg->u.job_create.linger_ns = o->linger_ns;
     msg->u.job_create.link_bytes_per_s = o->link_bytes_per_s;
+    msg->u.job_create.nodes = o->nodes;
     snprintf(msg->u.job_create.name, sizeof(msg->u.job_create.name), "%.*s", (int)GW_LABEL_MAX,
              o->name && o->name[0] ? o->name : program_invocation_short_name);
     if (o->device) {
@@ -320,7 +335,7 @@ static int start(const struct gw_job_options *options, const struct gw_job_id *i
     struct gw_job_options o;
     struct wire_msg msg;
     struct reply reply = {0};
-    uint8_t tag[GW_TAG_BYTES] = {0};
+    struct connect_to to = {0};
     gw_job *job = NULL;
     int64_t deadline;
     int r;
@@ -339,14 +354,14 @@ static int start(const struct gw_job_options *options, const struct gw_job_id *i
     deadline = clock_deadline(o.timeout_ns);
     memset(&msg, 0, sizeof(msg));
     if (id) {
-        tag_of(id, tag);
+        to = job_of(id);
         join_message(&o, id, &msg);
     } else {
         create_message(&o, &msg);
     }
     r = connect_path(job, o.socket_path);
     if (r == 0)
-        r = connect_open(job, id ? tag : NULL, deadline);
+        r = connect_open(job, &to, deadline);
     if (r == 0)
         r = channel_request(&job->channel, &msg, WIRE_JOINED, CHANNEL_PARK_NONE, deadline, &reply);
     if (r == 0)

@@ -34,7 +34,8 @@ class JobOptions(C.Structure):
     _fields_ = [("struct_size", C.c_size_t), ("socket_path", C.c_char_p), ("rank", C.c_uint32),
                 ("world", C.c_uint32), ("timeout_ns", C.c_int64), ("join_timeout_ns", C.c_int64),
                 ("op_timeout_ns", C.c_int64), ("linger_ns", C.c_int64),
-                ("link_bytes_per_s", C.c_uint64), ("name", C.c_char_p), ("device", C.c_void_p)]
+                ("link_bytes_per_s", C.c_uint64), ("name", C.c_char_p), ("device", C.c_void_p),
+                ("nodes", C.c_uint32)]
 
 
 class ZeroOptions(C.Structure):
@@ -106,7 +107,7 @@ class PieceInfo(C.Structure):
 
 class Counters(C.Structure):
     _fields_ = [(n, C.c_uint64) for n in ("calls", "payload_bytes", "padding_bytes", "ring_bytes",
-                                          "moved_bytes")]
+                                          "moved_bytes", "cross_node_bytes")]
 
 
 class Stats(C.Structure):

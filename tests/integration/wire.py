@@ -117,8 +117,8 @@ def frame(kind, request=0, content=None, **change):
                        change.get("length", len(data))) + data
 
 
-def hello(tag=b"", version=(1, 1), client="test"):
-    return frame("HELLO", 0, {1: version[0], 2: version[1], 4: tag, 5: client})
+def hello(tag=b"", version=(1, 1), client="test", spans=0):
+    return frame("HELLO", 0, {1: version[0], 2: version[1], 4: tag, 5: client, 6: spans})
 
 
 class Message:

@@ -196,12 +196,21 @@ static void serve_hello(int fd, const struct scenario *s)
     }
 }
 
+/* What the last client said at its start; read when the service's thread has ended. */
+static struct {
+    struct wire_msg hello, start;
+} said;
+
 static void serve_message(int fd, const struct scenario *s, const struct wire_msg *msg,
                           unsigned *frees)
 {
     if (msg->type == WIRE_HELLO)
+        said.hello = *msg;
+    else if (msg->type == WIRE_JOB_CREATE || msg->type == WIRE_JOIN)
+        said.start = *msg;
+    if (msg->type == WIRE_HELLO)
         serve_hello(fd, s);
-    else if (msg->type == WIRE_JOB_CREATE)
+    else if (msg->type == WIRE_JOB_CREATE || msg->type == WIRE_JOIN)
         joined(fd, s, msg->request);
     else if (msg->type == WIRE_BUFFER_NEW)
         buffer_made(fd, msg->request);
@@ -329,6 +338,68 @@ static void the_tag_is_the_hash_of_the_secret(void **state)
     pthread_join(thread, NULL);
 }
 
+/* gw_job_join with the id, or gw_job_create; the job is closed again. */
+static void start_and_close(const struct gw_job_id *id, uint32_t nodes)
+{
+    struct gw_job_options options = {
+        .struct_size = sizeof(options), .socket_path = path, .world = 1, .nodes = nodes};
+    gw_job *job = NULL;
+    pthread_t thread;
+
+    assert_int_equal(pthread_create(&thread, NULL, serve, (void *)(uintptr_t)&scenarios[0]), 0);
+    assert_int_equal(id ? gw_job_join(&options, id, &job) : gw_job_create(&options, &job), 0);
+    gw_job_close(job);
+    pthread_join(thread, NULL);
+}
+
+static void who_joins_says_whether_the_job_spans_nodes(void **state)
+{
+    struct job_address address = {4, 46200, {127, 0, 0, 1}};
+    /* as above: of 32 bytes 0x5a */
+    static const uint8_t tag[8] = {0x67, 0xcb, 0xdd, 0xa1, 0x9a, 0x4e, 0x7d, 0xa3};
+    struct gw_job_id id = {.size_bytes = JOB_ID_BYTES};
+
+    (void)state;
+    memset(id.bytes, 0x5a, JOB_ID_BYTES);
+    job_id_start(id.bytes);
+    start_and_close(&id, 0);
+    assert_int_equal(said.hello.u.hello.spans, 0);
+    assert_memory_equal(said.hello.u.hello.tag, tag, 8);
+    job_id_set_address(id.bytes, &address);
+    start_and_close(&id, 0);
+    assert_int_equal(said.hello.u.hello.spans, 1);
+    assert_memory_equal(said.hello.u.hello.tag, tag, 8);
+    assert_int_equal(said.start.u.join.id_bytes, 64);
+    assert_memory_equal(said.start.u.join.id, id.bytes, 64);
+}
+
+static void the_creator_says_how_many_nodes(void **state)
+{
+    (void)state;
+    start_and_close(NULL, 0);
+    assert_int_equal(said.start.u.job_create.nodes, 0);
+    start_and_close(NULL, GW_NODES_MAX);
+    assert_int_equal(said.start.u.job_create.nodes, 64);
+    assert_int_equal(said.hello.u.hello.tag_bytes, 0);
+    assert_int_equal(said.hello.u.hello.spans, 0);
+}
+
+static void what_is_no_job_is_refused_without_a_daemon(void **state)
+{
+    struct gw_job_options options = {
+        .struct_size = sizeof(options), .socket_path = "/nobody/listens", .world = 1, .nodes = 65};
+    struct gw_job_id id = {.size_bytes = JOB_ID_BYTES};
+    gw_job *job = NULL;
+
+    (void)state;
+    assert_int_equal(gw_job_create(&options, &job), GW_E_INVALID);
+    assert_non_null(strstr(gw_last_error(), "nodes is 65"));
+    options.nodes = 0;
+    assert_int_equal(gw_job_join(&options, &id, &job), GW_E_INVALID);
+    assert_non_null(strstr(gw_last_error(), "not an id"));
+    assert_null(job);
+}
+
 static void a_free_without_an_answer_leaves_the_buffer(void **state)
 {
     struct gw_job_options options = {
@@ -374,6 +445,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(wrong_answers_are_typed_errors),
         cmocka_unit_test(the_tag_is_the_hash_of_the_secret),
+        cmocka_unit_test(who_joins_says_whether_the_job_spans_nodes),
+        cmocka_unit_test(the_creator_says_how_many_nodes),
+        cmocka_unit_test(what_is_no_job_is_refused_without_a_daemon),
         cmocka_unit_test(a_free_without_an_answer_leaves_the_buffer),
     };
 
