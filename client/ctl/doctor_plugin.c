@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * GPUs: what the device plug-in says of them. It runs in a child, since a driver may hang or end
- * its process; each point comes through a pipe as one struct. See doctor.h.
+ * its process; each point comes through a pipe as one struct. And what lies on the PCI bus. See
+ * doctor.h.
  */
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <glob.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -34,19 +36,42 @@ static void send_point(void *user, const char *name, enum plugin_verdict verdict
         _exit(1);
 }
 
+/* What the loader's words ask for. */
+static const char *advice_for(const char *error)
+{
+    static const char cuda[] = "install the CUDA 13 runtime (libcudart.so.13) where the loader of "
+                               "gwctl and gradwired looks: ldconfig, or LD_LIBRARY_PATH";
+    static const char nccl[] = "install NCCL 2.28 or newer (libnccl.so.2) where the loader of "
+                               "gwctl and gradwired looks: ldconfig, or LD_LIBRARY_PATH";
+    static const struct {
+        const char *words, *advice;
+    } known[] = {{"libcudart.so", cuda},
+                 {"undefined symbol: cuda", cuda},
+                 {"libnccl.so", nccl},
+                 {"undefined symbol: nccl", nccl}};
+
+    for (size_t i = 0; i < sizeof(known) / sizeof(known[0]); i++) {
+        if (strstr(error, known[i].words) != NULL)
+            return known[i].advice;
+    }
+    return "install what it names, or gradwire built for this node";
+}
+
 static void run_child(const char *path, int fd)
 {
     void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     const struct plugin *plugin = library != NULL ? dlsym(library, GW_PLUGIN_SYMBOL) : NULL;
+    const char *error = plugin == NULL ? dlerror() : NULL;
 
-    if (plugin == NULL)
-        send_point(&fd, "plug-in", PLUGIN_BAD, dlerror(),
-                   "install what it names, or gradwire built for this node");
-    else if (plugin->version != GW_PLUGIN_VERSION)
+    if (error != NULL) {
+        send_point(&fd, "plug-in", PLUGIN_BAD, error, advice_for(error));
+    } else if (plugin->version != GW_PLUGIN_VERSION) {
         send_point(&fd, "plug-in", PLUGIN_BAD, "it is of another release of gradwire",
                    "install both from one package");
-    else
+    } else {
+        send_point(&fd, "plug-in", PLUGIN_GOOD, path, NULL);
         plugin->doctor(send_point, &fd);
+    }
 }
 
 /* ---- the parent ------------------------------------------------------------------------------ */
@@ -115,7 +140,7 @@ static void tell_end(struct doctor *doctor, bool closed, int status)
                    "asking it ended the process with exit code %d", WEXITSTATUS(status));
 }
 
-void doctor_plugin(struct doctor *doctor)
+static void ask_plugin(struct doctor *doctor)
 {
     char path[512];
     int fds[2], status = 0;
@@ -148,4 +173,52 @@ void doctor_plugin(struct doctor *doctor)
         (void)waitpid(child, &status, 0);
     }
     tell_end(doctor, closed, status);
+}
+
+/* ---- the bus --------------------------------------------------------------------------------- */
+
+static bool has_point(const struct doctor *doctor, const char *name)
+{
+    bool found = false;
+
+    for (size_t i = 0; i < doctor->count && !found; i++)
+        found = strcmp(doctor->points[i].name, name) == 0;
+    return found;
+}
+
+/* NVIDIA's display controllers and accelerators, drivers or none. */
+static unsigned count_on_bus(void)
+{
+    glob_t found = {0};
+    unsigned count = 0;
+
+    (void)glob("/sys/bus/pci/devices/*/vendor", 0, NULL, &found);
+    for (size_t i = 0; i < found.gl_pathc; i++) {
+        char path[512], line[32] = "";
+        size_t directory = strlen(found.gl_pathv[i]) - strlen("vendor");
+
+        if (!doctor_line(found.gl_pathv[i], line, sizeof(line)) || strcmp(line, "0x10de") != 0)
+            continue;
+        (void)snprintf(path, sizeof(path), "%.*sclass", (int)directory, found.gl_pathv[i]);
+        count += doctor_line(path, line, sizeof(line)) && strncmp(line, "0x03", 4) == 0;
+    }
+    globfree(&found);
+    return count;
+}
+
+/* A node without GPUs is as good as any; one whose GPUs lie idle may not be meant so. */
+static void look_at_bus(struct doctor *doctor)
+{
+    unsigned count = count_on_bus();
+
+    if (count > 0 && !has_point(doctor, "GPU 0"))
+        doctor_add(doctor, "GPUs on PCI", PLUGIN_WARN,
+                   "for host jobs that is fine; for jobs on GPUs see the points above",
+                   "%u of NVIDIA, of which gradwire can use none", count);
+}
+
+void doctor_plugin(struct doctor *doctor)
+{
+    ask_plugin(doctor);
+    look_at_bus(doctor);
 }

@@ -97,9 +97,10 @@ def test_memory_that_ranks_export_is_read_by_its_own_gpu_alone(gpus, daemon, tmp
 # ---- doctor --------------------------------------------------------------------------------------
 
 
-def doctor():
+def doctor(code=None):
     done = subprocess.run([str(GWCTL), "doctor", "--json", "--plugins", str(PLUGINS)],
                           capture_output=True, text=True, timeout=120 * SLOWER, check=False)
+    assert code in (None, done.returncode), done.stdout
     points = json.loads(done.stdout)["points"]
     return {point["point"]: point for point in points}
 
@@ -117,6 +118,30 @@ def test_doctor_tells_what_gpus_do_for_each_other_and_the_host(gpus, monkeypatch
     found = doctor()
     assert found["NCCL"]["verdict"] == "note" and found["NCCL"]["found"] == "2.28.3"
     assert "ncclCommWindowRegister" in found["NCCL"]["advice"]
+
+
+def test_doctor_takes_a_node_without_driver_as_one_for_host_jobs(gpus, monkeypatch):
+    """The plug-in and its libraries load; without a server, the doubles have no driver."""
+    monkeypatch.setenv("FAKEGPU_SOCKET", "/nonexistent/gpu")
+    found = doctor(code=0)
+    assert found["plug-in"]["verdict"] == found["NCCL"]["verdict"] == "good"
+    assert found["GPUs"]["verdict"] == "note"
+    assert found["GPUs"]["found"] == "no NVIDIA driver here: this node runs host jobs"
+    assert not [name for name in found if name.startswith("GPU ")]
+
+
+@pytest.mark.parametrize("error, verdict, says, code", [
+    (100, "note", "none for this process: this node runs host jobs", 0),  # cudaErrorNoDevice
+    (999, "bad", "none can be used", 69)])
+def test_doctor_tells_no_gpu_from_a_broken_driver(gpus, monkeypatch, tmp_path, error, verdict,
+                                                  says, code):
+    subprocess.run(["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", tmp_path / "count.so"],
+                   input=f"int cudaGetDeviceCount(int *count) {{ *count = 0; return {error}; }}",
+                   text=True, check=True, timeout=60)
+    monkeypatch.setenv("LD_PRELOAD", str(tmp_path / "count.so"))
+    found = doctor(code)
+    assert found["GPU driver"]["verdict"] == "good" and found["GPUs"]["verdict"] == verdict
+    assert says in found["GPUs"]["found"] and "CUDA_VISIBLE_DEVICES" in found["GPUs"]["advice"]
 
 
 def test_doctor_says_whose_mps_directory_counts(gpus, monkeypatch, tmp_path):

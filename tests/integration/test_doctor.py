@@ -4,6 +4,7 @@ ctest: timeout=300
 """
 import json
 import os
+import pathlib
 import resource
 import subprocess
 import textwrap
@@ -102,6 +103,33 @@ def test_points_of_the_plugin(plugin, tmp_path):
     assert found["driver"] == {"point": "driver", "verdict": "good", "found": "580.1",
                                "advice": ""}
     assert found["MPS"]["advice"] == "start it"
+    assert found["plug-in"]["verdict"] == "good"
+    assert found["plug-in"]["found"] == str(where / "gradwire-cuda.so")
+
+
+def pci_gpus():
+    """As lspci finds them: NVIDIA's, of class display controller."""
+    def text(path):
+        return path.read_text().strip()
+
+    return sum(text(device / "vendor") == "0x10de" and text(device / "class").startswith("0x03")
+               for device in pathlib.Path("/sys/bus/pci/devices").glob("*"))
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_node_without_gpus_is_well(plugin, tmp_path, there):
+    """With a plug-in that has only a note on GPUs, or without one; GPUs that lie idle are told."""
+    where = plugin('point(user, "GPUs", PLUGIN_NOTE, "no driver: host jobs", "a driver");')
+    if not there:
+        (where / "gradwire-cuda.so").unlink()
+    found = points("--runtime-dir", tmp_path, "--plugins", where)
+    assert found["GPUs"]["verdict"] == "note" and "host jobs" in found["GPUs"]["found"]
+    assert ("plug-in" in found) == there
+    count = pci_gpus()
+    assert ("GPUs on PCI" in found) == (count > 0)
+    if count:
+        assert found["GPUs on PCI"]["verdict"] == "warn"
+        assert found["GPUs on PCI"]["found"].startswith(f"{count} of NVIDIA")
 
 
 @pytest.mark.parametrize("body, version, says", [
@@ -115,6 +143,33 @@ def test_bad_points_end_with_69(plugin, tmp_path, body, version, says):
                    code=EX_UNAVAILABLE)
     bad = [point for point in found.values() if point["verdict"] == "bad"]
     assert len(bad) == 1 and says in bad[0]["found"], bad
+
+
+@pytest.mark.parametrize("library, call, says", [
+    ("libnccl.so.99", "ncclGetVersion", "NCCL 2.28 or newer (libnccl.so.2)"),
+    ("libcudart.so.99", "cudaGetDevice", "CUDA 13 runtime (libcudart.so.13)"),
+    ("libelse.so.1", "else_call", "install what it names"),
+])
+@pytest.mark.parametrize("gone", ["library", "symbol"])
+def test_what_a_plugin_lacks_is_named(tmp_path, library, call, says, gone):
+    """A plug-in that cannot be loaded is bad, GPUs or none; with what to install."""
+    env = {k: v for k, v in os.environ.items() if k != "LD_PRELOAD"}  # a sanitizer is for ours
+
+    def build(out, text, *args):
+        subprocess.run(["cc", "-shared", "-fPIC", "-o", out, "-x", "c", "-", "-x", "none", *args],
+                       input=text, text=True, check=True, timeout=60, env=env, cwd=tmp_path)
+
+    build(library, f"void {call}(void) {{ }}", f"-Wl,-soname,{library}")
+    build("gradwire-cuda.so", f"void {call}(void); void go(void) {{ {call}(); }}",
+          f"./{library}", f"-Wl,-rpath,{tmp_path}")
+    if gone == "symbol":
+        build(library, "", f"-Wl,-soname,{library}")
+    else:
+        (tmp_path / library).unlink()
+    found = points("--runtime-dir", tmp_path, "--plugins", tmp_path, code=EX_UNAVAILABLE)
+    point = found["plug-in"]
+    assert point["verdict"] == "bad" and says in point["advice"], point
+    assert (call if gone == "symbol" else library) in point["found"]
 
 
 def test_file_that_is_no_plugin(tmp_path):

@@ -19,6 +19,9 @@
 #include "daemon/fabric/nccl/nccl.h"
 
 #define GPUS_MAX 64
+#define GPUS_ADVICE                                                                                \
+    "nvidia-smi shows what the driver sees; in a unit, no PrivateDevices=; in a container, pass "  \
+    "the GPUs in; CUDA_VISIBLE_DEVICES may hide them"
 
 struct probe {
     plugin_point *point;
@@ -66,9 +69,11 @@ static bool look_at_driver(struct probe *probe)
 
     (void)cudaRuntimeGetVersion(&runtime);
     r = cudaDriverGetVersion(&driver);
-    if (r != cudaSuccess || driver == 0) {
-        say(probe, "GPU driver", PLUGIN_BAD, "install NVIDIA's driver, or run host jobs",
-            "there is none (%s)", error_text(r));
+    if (r != cudaSuccess || driver == 0) { /* as on every node without GPUs */
+        say(probe, "GPUs", PLUGIN_NOTE,
+            "for jobs on GPUs install NVIDIA's driver, 580 or newer; in a container, pass GPUs and "
+            "driver in",
+            "no NVIDIA driver here: this node runs host jobs");
         return false;
     }
     if (driver < GW_CUDA_ABI)
@@ -104,10 +109,11 @@ static bool count_gpus(struct probe *probe)
 
     if (r == cudaSuccess && probe->gpus > 0)
         return true;
-    say(probe, "GPUs", PLUGIN_BAD,
-        "nvidia-smi shows what the driver sees; in a unit, no PrivateDevices=; in a container, "
-        "pass the GPUs in",
-        "none can be used: %s", error_text(r));
+    if (r == cudaSuccess || r == cudaErrorNoDevice)
+        say(probe, "GPUs", PLUGIN_NOTE, GPUS_ADVICE,
+            "the driver has none for this process: this node runs host jobs");
+    else
+        say(probe, "GPUs", PLUGIN_BAD, GPUS_ADVICE, "none can be used: %s", error_text(r));
     return false;
 }
 
