@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Sizes and durations from text, exactly. Pure; any thread. */
+/* Sizes, durations and ports from text, exactly. Pure; any thread. */
 #include "daemon/base/parse.h"
 
 #include <stdbool.h>
@@ -198,5 +198,28 @@ int parse_duration(const char *text, int64_t *ret_ns)
     if (value > (uint64_t)INT64_MAX)
         return GW_E_LIMIT;
     *ret_ns = (int64_t)value;
+    return 0;
+}
+
+int parse_ports(const char *text, uint16_t *ret_first, uint16_t *ret_last)
+{
+    const char *dash = text ? strchr(text, '-') : NULL;
+    char digits[8] = "";
+    uint64_t first = 0, last = 0;
+    int r;
+
+    if (text && strcmp(text, "0") == 0) {
+        *ret_first = *ret_last = 0;
+        return 0;
+    }
+    if (dash && (size_t)(dash - text) < sizeof(digits))
+        memcpy(digits, text, (size_t)(dash - text)); /* empty: refused below */
+    r = parse_u64(dash ? digits : text, 1, UINT16_MAX, &first);
+    if (r == 0)
+        r = parse_u64(dash ? dash + 1 : text, first, UINT16_MAX, &last);
+    if (r < 0)
+        return r;
+    *ret_first = (uint16_t)first;
+    *ret_last = (uint16_t)last;
     return 0;
 }

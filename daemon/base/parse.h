@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Sizes and durations as people write them, for options and configuration alike. Exact: no floating
- * point, nothing rounded. Pure; any thread.
+ * Sizes, durations and ports as people write them, for options and configuration alike. Exact: no
+ * floating point, nothing rounded. Pure; any thread.
  *
  * The whole text must be used (no blanks). Errors: GW_E_INVALID (malformed, or not a whole number
  * of the smallest unit), GW_E_LIMIT (too large).
@@ -18,5 +18,8 @@ int parse_size(const char *text, uint64_t *ret_size);
 int parse_u64(const char *text, uint64_t min, uint64_t max, uint64_t *ret_value);
 /* "10s", "2min", "500ms", "1.5h", "3us", "7ns", "1d"; no unit: seconds; "infinity": INT64_MAX. */
 int parse_duration(const char *text, int64_t *ret_ns);
+
+/* "46200-46399", or one port; 1..65535 in order. "0": both 0, any free one. */
+int parse_ports(const char *text, uint16_t *ret_first, uint16_t *ret_last);
 
 #endif

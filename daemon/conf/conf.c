@@ -84,6 +84,16 @@ static int set_text(const struct conf_key *key, const char *value, struct conf *
     return 0;
 }
 
+static int set_ports(const struct conf_key *key, const char *value, struct conf *conf)
+{
+    struct conf_ports ports;
+
+    if (parse_ports(value, &ports.first, &ports.last) < 0)
+        return GW_E_INVALID;
+    memcpy((uint8_t *)conf + key->offset, &ports, sizeof(ports));
+    return 0;
+}
+
 int conf_set(const struct conf_key *key, const char *value, struct conf *conf)
 {
     switch (key->type) {
@@ -92,6 +102,8 @@ int conf_set(const struct conf_key *key, const char *value, struct conf *conf)
         return set_text(key, value, conf);
     case CONF_CHOICE:
         return set_choice(key, value, conf);
+    case CONF_PORTS:
+        return set_ports(key, value, conf);
     case CONF_TIME:
     case CONF_BYTES:
     case CONF_COUNT:
@@ -120,7 +132,8 @@ void conf_allowed(const struct conf_key *key, char *text, size_t text_bytes)
                        key->initial[0] == '\0' ? ", or nothing" : "");
         break;
     case CONF_NAME:
-        (void)snprintf(text, text_bytes, "a name or number of 1 to %u bytes", CONF_NAME_BYTES - 1);
+        (void)snprintf(text, text_bytes, "a name or number of %u to %u bytes",
+                       key->initial[0] == '\0' ? 0 : 1, CONF_NAME_BYTES - 1);
         break;
     case CONF_CHOICE:
         (void)snprintf(text, text_bytes, "one of");
@@ -143,7 +156,18 @@ void conf_allowed(const struct conf_key *key, char *text, size_t text_bytes)
         (void)snprintf(text, text_bytes, "a whole number from %llu to %llu",
                        (unsigned long long)key->min, (unsigned long long)key->max);
         break;
+    case CONF_PORTS:
+        (void)snprintf(text, text_bytes, "ports such as 46200-46399, one port, or 0: any");
+        break;
     }
+}
+
+void conf_ports_text(const struct conf_ports *ports, char text[CONF_PORTS_TEXT])
+{
+    if (ports->first == 0)
+        (void)snprintf(text, CONF_PORTS_TEXT, "0");
+    else
+        (void)snprintf(text, CONF_PORTS_TEXT, "%u-%u", ports->first, ports->last);
 }
 
 const struct conf_key *conf_difference(const struct conf *a, const struct conf *b, size_t from)
@@ -158,6 +182,8 @@ const struct conf_key *conf_difference(const struct conf *a, const struct conf *
             same = strcmp((const char *)x, (const char *)y) == 0;
         } else if (key->type == CONF_COUNT || key->type == CONF_CHOICE) {
             same = memcmp(x, y, sizeof(uint32_t)) == 0;
+        } else if (key->type == CONF_PORTS) {
+            same = memcmp(x, y, sizeof(struct conf_ports)) == 0;
         } else {
             same = memcmp(x, y, sizeof(uint64_t)) == 0;
         }
@@ -294,6 +320,13 @@ int conf_parse(const char *text, size_t text_bytes, const char *file, struct con
     }
     if (reader.error_line != 0)
         return GW_E_INVALID;
+    if (reader.conf.star_lost_ns / CONF_BEATS_TO_LOST < reader.conf.star_beat_ns) {
+        (void)snprintf(error, error_bytes,
+                       "%s: star_lost must be at least %d times star_beat: a beat that is late is "
+                       "no lost node",
+                       file, CONF_BEATS_TO_LOST);
+        return GW_E_INVALID;
+    }
     *conf = reader.conf;
     return 0;
 }

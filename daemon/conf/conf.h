@@ -18,6 +18,13 @@
 #define CONF_ERROR_BYTES 512u
 #define CONF_LINE_MAX 198u /* inih's line buffer, less newline and 0 */
 
+#define CONF_BEATS_TO_LOST 4
+
+/* 0, 0: any free port. */
+struct conf_ports {
+    uint16_t first, last;
+};
+
 enum conf_level { CONF_ERROR, CONF_WARNING, CONF_INFO, CONF_DEBUG };
 enum conf_device { CONF_DEVICE_AUTO, CONF_DEVICE_HOST, CONF_DEVICE_CUDA };
 
@@ -35,12 +42,17 @@ struct conf {
     uint64_t memory_max_bytes; /* of one job; 0: no limit */
     int64_t stall_report_ns;
     uint32_t gpu_sharing; /* 1: several jobs may use one GPU */
+    char node_name[CONF_NAME_BYTES];      /* "": the host's */
+    char star_interface[CONF_NAME_BYTES]; /* "": chosen by the engine */
+    struct conf_ports star_ports;
+    int64_t star_beat_ns;
+    int64_t star_lost_ns; /* at least CONF_BEATS_TO_LOST beats */
     uint32_t max_jobs_per_user;
     uint32_t max_connections_per_user;
     uint32_t max_half_open;
 };
 
-enum conf_type { CONF_PATH, CONF_NAME, CONF_CHOICE, CONF_TIME, CONF_BYTES, CONF_COUNT };
+enum conf_type { CONF_PATH, CONF_NAME, CONF_CHOICE, CONF_TIME, CONF_BYTES, CONF_COUNT, CONF_PORTS };
 
 struct conf_key {
     const char *section;
@@ -68,6 +80,9 @@ int conf_parse(const char *text, size_t text_bytes, const char *file, struct con
 int conf_set(const struct conf_key *key, const char *value, struct conf *conf);
 /* "a time: a whole number and ns, us, ms, s, min or h, ..." */
 void conf_allowed(const struct conf_key *key, char *text, size_t text_bytes);
+/* "46200-46399", as parse_ports reads it. */
+#define CONF_PORTS_TEXT 12u
+void conf_ports_text(const struct conf_ports *ports, char text[CONF_PORTS_TEXT]);
 /* First key of which a and b differ, at or after `from`; NULL when there is none. */
 const struct conf_key *conf_difference(const struct conf *a, const struct conf *b, size_t from);
 

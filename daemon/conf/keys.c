@@ -6,7 +6,8 @@
 #include "daemon/conf/conf.h"
 
 #define SECOND 1000000000ull
-#define DAY (86400ull * SECOND)
+#define HOUR (3600ull * SECOND)
+#define DAY (24 * HOUR)
 
 #define KEY(section, name, initial, type, reload, min, max, member, help)                          \
     {                                                                                              \
@@ -57,6 +58,19 @@ const struct conf_key conf_keys[] = {
         "When a job whose ranks wait for one of them says so first; then at doubled times."),
     KEY_CHOICE("job", "gpu_sharing", "off", true, gpu_sharing, switch_names,
                "Whether several jobs may use one GPU."),
+    KEY("nodes", "node_name", "", CONF_NAME, true, 0, 0, node_name,
+        "What this node is called in the texts of jobs that span nodes. Empty: its host name."),
+    KEY("nodes", "star_interface", "", CONF_NAME, true, 0, 0, star_interface,
+        "Interface (eth1) or address (10.0.0.1, fd00::1) where the engine of a job's rank 0 "
+        "listens for those of its other nodes. Empty: the address that the default route uses, or "
+        "loopback's."),
+    KEY("nodes", "star_ports", "46200-46399", CONF_PORTS, true, 0, 0, star_ports,
+        "Ports for it: one for each job that spans nodes and was created here. 0: any free one."),
+    KEY("nodes", "star_beat", "100ms", CONF_TIME, true, SECOND / 1000, HOUR, star_beat_ns,
+        "How often the engines of a job's nodes tell each other that they live."),
+    KEY("nodes", "star_lost", "800ms", CONF_TIME, true, SECOND / 100, HOUR, star_lost_ns,
+        "A node that was not heard of for so long is lost to the job. At least four times "
+        "star_beat."),
     KEY("limits", "max_jobs_per_user", "64", CONF_COUNT, true, 1, 65536, max_jobs_per_user,
         "Jobs that one user may have on this node."),
     KEY("limits", "max_connections_per_user", "256", CONF_COUNT, true, 1, 65536,

@@ -97,7 +97,7 @@ struct gw_job_options {
                                * a job are on GPUs, or none */
     uint32_t nodes; /* creator only. 0, 1: all ranks are on this node. More: the job may span so
                      * many; the id then holds an address of this node, where its engine listens for
-                     * the others (star_interface and star_ports of gradwired.conf). Until the job has
+                     * the others (star_interface, star_ports of gradwired.conf). Until the job has
                      * formed, ranks may join on any node whose gradwired runs; later, on the same
                      * nodes again */
 };

@@ -41,6 +41,12 @@ static void defaults_are_those_of_the_manual(void **state)
     assert_int_equal(conf.stall_report_ns, 10000000000);
     assert_int_equal(conf.gpu_sharing, 0);
     assert_int_equal(conf.memory_max_bytes, 0);
+    assert_string_equal(conf.node_name, "");
+    assert_string_equal(conf.star_interface, "");
+    assert_int_equal(conf.star_ports.first, 46200);
+    assert_int_equal(conf.star_ports.last, 46399);
+    assert_int_equal(conf.star_beat_ns, 100000000);
+    assert_int_equal(conf.star_lost_ns, 800000000);
     assert_int_equal(conf.max_jobs_per_user, 64);
     assert_int_equal(conf.max_connections_per_user, 256);
     assert_int_equal(conf.max_half_open, 64);
@@ -78,6 +84,12 @@ static void every_key_is_taken(void **state)
                            "stall_report = 250ms\n"
                            "gpu_sharing = on\n"
                            "memory_max_bytes = 64GiB\n"
+                           "[nodes]\n"
+                           "node_name = n1\n"
+                           "star_interface = fd00::1\n"
+                           "star_ports = 1024-2047\n"
+                           "star_beat = 10ms\n"
+                           "star_lost = 40ms\n"
                            "[limits]\n"
                            "max_jobs_per_user = 1\n"
                            "max_connections_per_user = 65536\n"
@@ -96,6 +108,12 @@ static void every_key_is_taken(void **state)
     assert_int_equal(conf.stall_report_ns, 250000000);
     assert_int_equal(conf.gpu_sharing, 1);
     assert_int_equal(conf.memory_max_bytes, 68719476736);
+    assert_string_equal(conf.node_name, "n1");
+    assert_string_equal(conf.star_interface, "fd00::1");
+    assert_int_equal(conf.star_ports.first, 1024);
+    assert_int_equal(conf.star_ports.last, 2047);
+    assert_int_equal(conf.star_beat_ns, 10000000);
+    assert_int_equal(conf.star_lost_ns, 40000000);
     assert_int_equal(conf.max_jobs_per_user, 1);
     assert_int_equal(conf.max_connections_per_user, 65536);
     assert_int_equal(conf.max_half_open, 7);
@@ -112,7 +130,7 @@ static void errors_name_file_line_and_what_is_allowed(void **state)
     static const struct bad bad[] = {
         {"[job]\nlingr = 1s\n", "g.conf:2: unknown key 'lingr' in [job]", " linger"},
         {"\n\n[jobs]\nlinger = 1s\n", "g.conf:4: unknown key 'linger' in [jobs]",
-         "[daemon] [job] [limits]"},
+         "[daemon] [job] [nodes] [limits]"},
         {"linger = 1s\n", "g.conf:1: key 'linger' stands before any section", "[job]"},
         {"[daemon]\ndevice = gpu\n", "g.conf:2: bad value 'gpu' for 'device'",
          "one of auto, host, cuda"},
@@ -123,6 +141,13 @@ static void errors_name_file_line_and_what_is_allowed(void **state)
         {"[job]\nlinger = 9000h\n", "g.conf:2: bad value '9000h'", "8760 h"},
         {"[job]\nmemory_max_bytes = lots\n", "g.conf:2: bad value 'lots'", "64MiB"},
         {"[job]\nmemory_max_bytes = 99999999999999999999\n", "g.conf:2: bad value", "64MiB"},
+        {"[nodes]\nstar_ports = 46399-46200\n", "g.conf:2: bad value '46399-46200'", "0: any"},
+        {"[nodes]\nstar_beat = 0\n", "g.conf:2: bad value '0'", "from 1 ms to 1 h"},
+        {"[nodes]\nnode_name = 1234567890123456789012345678901234567890123456789012345678901234\n",
+         "g.conf:2: bad value '1234567890", "a name or number of 0 to 63 bytes"},
+        {"[nodes]\nstar_lost = 399ms\n", "g.conf: star_lost must be at least 4 times star_beat",
+         "late"},
+        {"[nodes]\nstar_beat = 201ms\n", "g.conf: star_lost must be", "late"},
         {"[limits]\nmax_half_open = 0\n", "g.conf:2: bad value '0'", "from 1 to 65536"},
         {"[limits]\nmax_half_open = 65537\n", "g.conf:2: bad value '65537'", "from 1 to 65536"},
         {"[limits]\nmax_half_open = 1e3\n", "g.conf:2: bad value '1e3'", "from 1 to 65536"},
@@ -216,6 +241,22 @@ static void difference_finds_each_changed_key(void **state)
     assert_null(conf_difference(&a, &b, (size_t)(key - conf_keys) + 1));
 }
 
+static void ports_are_written_as_they_are_read(void **state)
+{
+    const struct conf_ports any = {0, 0}, all = {10000, 65535};
+    char text[CONF_PORTS_TEXT];
+    struct conf a, b;
+
+    (void)state;
+    conf_ports_text(&any, text);
+    assert_string_equal(text, "0");
+    conf_ports_text(&all, text);
+    assert_string_equal(text, "10000-65535");
+    conf_defaults(&a);
+    assert_int_equal(parse("[nodes]\nstar_ports = 46200-46398\n", &b), 0);
+    assert_string_equal(conf_difference(&a, &b, 0)->name, "star_ports");
+}
+
 static void every_key_has_help_and_a_default_that_is_allowed(void **state)
 {
     char allowed[128];
@@ -242,6 +283,7 @@ int main(void)
         cmocka_unit_test(long_lines_are_refused_not_cut),
         cmocka_unit_test(a_small_error_buffer_is_not_overrun),
         cmocka_unit_test(difference_finds_each_changed_key),
+        cmocka_unit_test(ports_are_written_as_they_are_read),
         cmocka_unit_test(every_key_has_help_and_a_default_that_is_allowed),
     };
 

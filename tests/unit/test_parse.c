@@ -141,12 +141,53 @@ static void plain_numbers_stay_in_range(void **state)
     assert_int_equal(value, 12);
 }
 
+struct ports_case {
+    const char *text;
+    int r;
+    unsigned first, last;
+};
+
+static void ports_are_a_range_one_or_any(void **state)
+{
+    static const struct ports_case cases[] = {
+        {"46200-46399", 0, 46200, 46399},
+        {"1-65535", 0, 1, 65535},
+        {"7", 0, 7, 7},
+        {"7-7", 0, 7, 7},
+        {"0", 0, 0, 0},
+        {"8-7", GW_E_LIMIT, 0, 0},
+        {"0-7", GW_E_LIMIT, 0, 0},
+        {"65536", GW_E_LIMIT, 0, 0},
+        {"1-65536", GW_E_LIMIT, 0, 0},
+        {"0000000000000001-2", GW_E_INVALID, 0, 0},
+        {"-7", GW_E_INVALID, 0, 0},
+        {"7-", GW_E_INVALID, 0, 0},
+        {"7-8-9", GW_E_INVALID, 0, 0},
+        {"7 - 8", GW_E_INVALID, 0, 0},
+        {"any", GW_E_INVALID, 0, 0},
+        {"", GW_E_INVALID, 0, 0},
+        {NULL, GW_E_INVALID, 0, 0},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        uint16_t first = 77, last = 78;
+        const int r = parse_ports(cases[i].text, &first, &last);
+
+        if (r != cases[i].r || first != (r < 0 ? 77 : cases[i].first) ||
+            last != (r < 0 ? 78 : cases[i].last))
+            fail_msg("\"%s\": %d %u-%u, not %d %u-%u", cases[i].text ? cases[i].text : "(null)", r,
+                     first, last, cases[i].r, cases[i].first, cases[i].last);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(sizes_are_exact),
         cmocka_unit_test(durations_are_exact),
         cmocka_unit_test(plain_numbers_stay_in_range),
+        cmocka_unit_test(ports_are_a_range_one_or_any),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
