@@ -238,13 +238,13 @@ void engine_check_linger(struct engine *engine)
 /* ---- the end --------------------------------------------------------------------------------- */
 
 /* Best effort: where the runtime directory is root's, gradwired does it. The socket's own name
- * leads there; gradwired renames the entry to the tag once it knows it. */
+ * leads there; gradwired renames the entry (rundir.h there) once it knows the tag. */
 static void remove_entry(struct engine *engine)
 {
     static const char *const files[] = {"sock", "lock", ""};
     struct sockaddr_un address = {.sun_family = AF_UNSPEC};
     socklen_t bytes = sizeof(address);
-    char path[sizeof(address.sun_path) + 40];
+    char path[sizeof(address.sun_path) + 40], entry[TAG_HEX_BYTES + 11];
     char *slash;
 
     if (!engine->listener ||
@@ -256,6 +256,10 @@ static void remove_entry(struct engine *engine)
     *slash = 0; /* the entry's first name */
     if (!strrchr(address.sun_path, '/'))
         return;
+    if (engine->options.follow)
+        snprintf(entry, sizeof(entry), "%s.%u", engine->tag, getuid());
+    else
+        snprintf(entry, sizeof(entry), "%s", engine->tag);
     for (int old = 0; old < 2; old++) {
         for (size_t i = 0; i < sizeof(files) / sizeof(files[0]); i++) {
             if (old)
@@ -263,7 +267,7 @@ static void remove_entry(struct engine *engine)
             else
                 snprintf(path, sizeof(path), "%.*s/%s/%s",
                          (int)(strrchr(address.sun_path, '/') - address.sun_path), address.sun_path,
-                         engine->tag, files[i]);
+                         entry, files[i]);
             (void)(*files[i] ? unlink(path) : rmdir(path));
         }
     }
@@ -377,7 +381,7 @@ int engine_new(const struct engine_options *options, struct engine **ret_engine)
     engine->started_ns = now_ns();
     TAILQ_INIT(&engine->sessions);
     TAILQ_INIT(&engine->leases);
-    r = id_new(&engine->id);
+    r = options->follow ? id_follow(options->follow_tag, &engine->id) : id_new(&engine->id);
     if (r == 0) {
         tag_to_hex(engine->id->tag, engine->tag);
         log_set_tag(engine->tag);

@@ -54,6 +54,12 @@ struct engine_options {
     uint64_t memory_max_bytes;
     uint64_t stall_report_ns; /* 0: the core's default */
     uint64_t drop_edges;
+    bool follow; /* another node's engine made the job: the tag is known, the id comes by JOIN */
+    uint8_t follow_tag[GW_TAG_BYTES];
+    const char *star_interface; /* NULL: chosen; this and the next three: star.h */
+    uint16_t star_port_first, star_port_last;
+    uint64_t star_beat_ns, star_lost_ns;
+    char node_name[GW_LABEL_MAX + 1];
     bool probe; /* say what could be offered, and end */
     bool guard; /* watch over another engine */
     enum plugin_offer offer;

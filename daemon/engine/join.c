@@ -267,7 +267,7 @@ void join_join(struct session *session, const struct wire_msg *msg)
 
     if (!may_ask(session, msg))
         return;
-    if (!engine->job) {
+    if (!engine->job && !engine->options.follow) {
         session_send_done(session, msg->request, GW_E_NOT_FOUND,
                           "there is no job here yet: rank 0 must create it first");
         return;
@@ -278,7 +278,10 @@ void join_join(struct session *session, const struct wire_msg *msg)
         session_doom(session, GW_E_DENIED, "the id is not this job's");
         return;
     }
-    if (job_device_lost(engine->job))
+    if (!engine->job)
+        session_send_done(session, msg->request, GW_E_UNIMPLEMENTED,
+                          "the job's rank 0 is on another node");
+    else if (job_device_lost(engine->job))
         session_send_done(session, msg->request, GW_E_DEVICE,
                           "a device of this job has failed (%.300s) and is not used again: start a "
                           "new job",

@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <getopt.h>
+#include <limits.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -30,6 +31,12 @@ enum {
     OPT_STALL,
     OPT_DEVICE,
     OPT_PLUGINS,
+    OPT_FOLLOW,
+    OPT_NODE_NAME,
+    OPT_STAR_INTERFACE,
+    OPT_STAR_PORTS,
+    OPT_STAR_BEAT,
+    OPT_STAR_LOST,
     OPT_PROBE,
     OPT_GUARD,
     OPT_HELP,
@@ -52,6 +59,12 @@ static const char help[] =
     "  --stall-report-ns N    a stall is reported after that time (default 10 s)\n"
     "  --device WHAT          what jobs are offered: auto, host or cuda (default auto)\n"
     "  --plugins DIR          where gradwire-cuda.so is (beside the engine, or as installed)\n"
+    "  --follow TAG           of a job that another node's engine made; its id comes with a rank\n"
+    "  --node-name NAME       of this node, for texts (default: the host's)\n"
+    "  --star-interface WHAT  or address where other nodes' engines find it (default: chosen)\n"
+    "  --star-ports A-B       of those ports (default 0: any)\n"
+    "  --star-beat-ns N       engines of a job's nodes say so often that they live\n"
+    "  --star-lost-ns N       and are lost when they have not for so long\n"
     "  --guard                watches over the engine that started it, on descriptor 3\n"
     "  --probe                says how many GPUs it can offer, or why none; exit code 0 or 69\n"
     "  --version, --help\n";
@@ -67,6 +80,12 @@ static const struct option long_options[] = {
     {"stall-report-ns", required_argument, NULL, OPT_STALL},
     {"device", required_argument, NULL, OPT_DEVICE},
     {"plugins", required_argument, NULL, OPT_PLUGINS},
+    {"follow", required_argument, NULL, OPT_FOLLOW},
+    {"node-name", required_argument, NULL, OPT_NODE_NAME},
+    {"star-interface", required_argument, NULL, OPT_STAR_INTERFACE},
+    {"star-ports", required_argument, NULL, OPT_STAR_PORTS},
+    {"star-beat-ns", required_argument, NULL, OPT_STAR_BEAT},
+    {"star-lost-ns", required_argument, NULL, OPT_STAR_LOST},
     {"probe", no_argument, NULL, OPT_PROBE},
     {"guard", no_argument, NULL, OPT_GUARD},
     {"help", no_argument, NULL, OPT_HELP},
@@ -83,6 +102,40 @@ static int take_fd(const char *text, int *ret_fd)
         return GW_E_INVALID;
     *ret_fd = (int)value;
     return 0;
+}
+
+/* Of jobs that span nodes. */
+static int take_nodes_option(int option, const char *text, struct engine_options *options)
+{
+    switch (option) {
+    case OPT_FOLLOW:
+        options->follow = true;
+        return tag_from_hex(text, options->follow_tag);
+    case OPT_NODE_NAME:
+        snprintf(options->node_name, sizeof(options->node_name), "%s", text);
+        return strlen(text) <= GW_LABEL_MAX && *text ? 0 : GW_E_INVALID;
+    case OPT_STAR_INTERFACE:
+        options->star_interface = text;
+        return *text ? 0 : GW_E_INVALID;
+    case OPT_STAR_PORTS:
+        return parse_ports(text, &options->star_port_first, &options->star_port_last);
+    case OPT_STAR_BEAT:
+        return parse_u64(text, 1, INT64_MAX, &options->star_beat_ns);
+    default:
+        return parse_u64(text, 1, INT64_MAX, &options->star_lost_ns);
+    }
+}
+
+/* A name of the kernel's 64 bytes is cut; one that cannot be had is a word. */
+static void default_name(struct engine_options *options)
+{
+    char name[HOST_NAME_MAX + 1] = "";
+
+    if (options->node_name[0])
+        return;
+    if (gethostname(name, sizeof(name) - 1) < 0 || !name[0])
+        snprintf(name, sizeof(name), "node");
+    snprintf(options->node_name, sizeof(options->node_name), "%.*s", (int)GW_LABEL_MAX, name);
 }
 
 static int take_option(int option, const char *text, struct engine_options *options)
@@ -115,6 +168,13 @@ static int take_option(int option, const char *text, struct engine_options *opti
     case OPT_PLUGINS:
         options->plugins = text;
         return *text ? 0 : GW_E_INVALID;
+    case OPT_FOLLOW:
+    case OPT_NODE_NAME:
+    case OPT_STAR_INTERFACE:
+    case OPT_STAR_PORTS:
+    case OPT_STAR_BEAT:
+    case OPT_STAR_LOST:
+        return take_nodes_option(option, text, options);
     case OPT_GUARD:
         options->guard = true;
         return 0;
@@ -223,6 +283,7 @@ int main(int argc, char **argv)
         return guard_run(GUARD_FD);
     if (options.probe)
         return probe(&options);
+    default_name(&options);
     r = take_edges(&options);
     if (r < 0) {
         fprintf(stderr, "gradwire-engine: GRADWIRE_DROP_EDGE names no ordering edge\n");

@@ -73,7 +73,8 @@ static void adopt_entry(void *user, const char *entry)
 {
     struct supervisor *sup = user;
     uint8_t tag[TAG_BYTES];
-    bool tag_known = tag_from_hex(entry, tag) == 0;
+    bool follows = false;
+    bool tag_known = rundir_entry_parse(entry, tag, &follows);
     uint64_t started_ns = 0;
     uid_t uid = (uid_t)-1;
     struct engine *engine;
@@ -92,6 +93,7 @@ static void adopt_entry(void *user, const char *entry)
     if (started_ns > 0 && started_ns < engine->started_ns)
         engine->started_ns = started_ns;
     engine->tag_known = tag_known;
+    engine->follows = follows;
     if (tag_known)
         memcpy(engine->tag, tag, TAG_BYTES);
     adopt_try(engine);

@@ -105,12 +105,13 @@ struct engine *engine_free(struct engine *engine)
     return NULL;
 }
 
-struct engine *engine_find(struct supervisor *sup, const uint8_t tag[TAG_BYTES])
+struct engine *engine_find(struct supervisor *sup, const uint8_t tag[TAG_BYTES], uid_t uid)
 {
     struct engine *engine;
 
     TAILQ_FOREACH(engine, &sup->engines, link) {
-        if (engine->tag_known && memcmp(engine->tag, tag, TAG_BYTES) == 0)
+        if ((engine->tag_known || engine->follows) && memcmp(engine->tag, tag, TAG_BYTES) == 0 &&
+            (uid == SUP_ANY_USER || uid == engine->uid))
             return engine;
     }
     return NULL;
@@ -172,7 +173,7 @@ void engine_forget_client(struct engine *engine, struct peer *peer)
     TAILQ_REMOVE(&engine->waiting, peer, wait_link);
     engine->waiting_count--;
     peer->engine = NULL;
-    /* Started for that client alone, and nobody can know its id yet. */
+    /* Started for those clients alone; for others of its job there will be another. */
     if (engine->state == ENGINE_STARTING && engine->waiting_count == 0)
         engine_kill(engine);
 }
@@ -205,15 +206,18 @@ static void channel_refuse(struct engine *engine, const char *why)
 /* The entry's name and the tag must agree, for a restarted gradwired finds engines by it. */
 static const char *take_tag(struct engine *engine, const uint8_t tag[TAG_BYTES])
 {
-    char hex[TAG_HEX_BYTES];
+    const struct engine *other = engine_find(engine->sup, tag, engine->uid);
+    char entry[RUNDIR_ENTRY_BYTES];
 
-    tag_to_hex(tag, hex);
+    rundir_entry_name(tag, engine->follows, engine->uid, entry);
     if (strncmp(engine->entry, "new-", 4) != 0)
-        return strcmp(engine->entry, hex) == 0 ? NULL : "it answers with another job's tag";
-    if (engine_find(engine->sup, tag) != NULL ||
-        rundir_entry_rename(engine->sup->dir, engine->entry, hex) < 0)
+        return strcmp(engine->entry, entry) == 0 ? NULL : "it answers with another job's tag";
+    if (engine->follows && other != engine)
+        return "it was started for another job's tag";
+    if ((!engine->follows && other != NULL) ||
+        rundir_entry_rename(engine->sup->dir, engine->entry, entry) < 0)
         return "its tag cannot be registered";
-    memcpy(engine->entry, hex, sizeof(hex));
+    memcpy(engine->entry, entry, sizeof(entry));
     memcpy(engine->tag, tag, TAG_BYTES);
     engine->tag_known = true;
     return NULL;

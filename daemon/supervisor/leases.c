@@ -52,11 +52,12 @@ static bool holder_ends(const struct engine *engine, const char *holder)
     struct gw_stats_page page;
     char hex[TAG_HEX_BYTES] = "";
     uint8_t tag[TAG_BYTES];
+    unsigned uid = 0;
     const struct engine *other;
 
-    if (sscanf(holder, "%16[0-9a-f]", hex) != 1 || tag_from_hex(hex, tag) < 0)
+    if (sscanf(holder, "%16[0-9a-f] %u", hex, &uid) != 2 || tag_from_hex(hex, tag) < 0)
         return true; /* between taking the lock and writing its name there */
-    other = engine_find(engine->sup, tag);
+    other = engine_find(engine->sup, tag, uid);
     return !other || (stats_read(other->stats_fd, &page) && page.ranks_present == 0);
 }
 

@@ -2,7 +2,8 @@
 /*
  * What a packet to gradwired asks for. Loop thread only.
  *
- *   HELLO (first packet, client socket)   a new engine, or the one with that tag
+ *   HELLO (first packet, client socket)   a new engine, or the one with that tag; a new one for
+ *                                         that tag where the job spans nodes
  *   STATUS_GET, JOBS_GET                  anyone; on the client socket the own jobs only
  *   DRAIN, STOP                           administration socket only
  *   an unknown type                       DONE{UNIMPLEMENTED}; anything else ends the connection
@@ -29,30 +30,29 @@ static void reply_done(struct peer *peer, uint32_t request, int code, const char
 
 /* ---- Hello --------------------------------------------------------------------------------- */
 
-static void join_engine(struct peer *peer, const uint8_t tag[TAG_BYTES],
-                        const struct packet *packet)
+/* Why there is no engine for it. */
+static void refuse_tag(struct peer *peer, const uint8_t tag[TAG_BYTES])
 {
-    struct engine *engine = engine_find(peer->sup, tag);
+    const struct engine *others = engine_find(peer->sup, tag, SUP_ANY_USER);
     char hex[TAG_HEX_BYTES], text[GW_TEXT_MAX + 1];
 
     tag_to_hex(tag, hex);
-    if (engine == NULL) {
+    if (others == NULL) {
         (void)snprintf(text, sizeof(text),
                        "there is no job %s on this node: it has ended, or it runs elsewhere", hex);
         peer_close(peer, GW_E_NOT_FOUND, text);
-    } else if (engine->uid != peer->cred.uid) {
+    } else {
         (void)snprintf(text, sizeof(text),
                        "job %s belongs to another user; only its creator's processes may join",
                        hex);
         log_warning("user %u (pid %d) tried to join job %s of user %u", peer->cred.uid,
-                    (int)peer->cred.pid, hex, engine->uid);
+                    (int)peer->cred.pid, hex, others->uid);
         peer_close(peer, GW_E_DENIED, text);
-    } else {
-        engine_take_client(engine, peer, packet);
     }
 }
 
-static void new_engine(struct peer *peer, const struct packet *packet)
+/* follow: as in engine_spawn. */
+static void new_engine(struct peer *peer, const uint8_t *follow, const struct packet *packet)
 {
     struct supervisor *sup = peer->sup;
     unsigned jobs = engines_count_user(sup, peer->cred.uid);
@@ -73,11 +73,25 @@ static void new_engine(struct peer *peer, const struct packet *packet)
         peer_close(peer, GW_E_LIMIT, text);
         return;
     }
-    r = engine_spawn(sup, peer, &engine, text, sizeof(text));
+    r = engine_spawn(sup, peer, follow, &engine, text, sizeof(text));
     if (r < 0)
         peer_close(peer, r, text);
     else
         engine_take_client(engine, peer, packet);
+}
+
+/* A job that spans nodes has an engine here when its first rank has come. */
+static void join_engine(struct peer *peer, const struct wire_msg *msg, const struct packet *packet)
+{
+    const uint8_t *tag = msg->u.hello.tag;
+    struct engine *engine = engine_find(peer->sup, tag, peer->cred.uid);
+
+    if (engine != NULL)
+        engine_take_client(engine, peer, packet);
+    else if (msg->u.hello.spans)
+        new_engine(peer, tag, packet);
+    else
+        refuse_tag(peer, tag);
 }
 
 static void handle_hello(struct peer *peer, const struct wire_msg *msg, const struct packet *packet)
@@ -93,9 +107,9 @@ static void handle_hello(struct peer *peer, const struct wire_msg *msg, const st
                        msg->u.hello.version_max);
         peer_close(peer, GW_E_VERSION, text);
     } else if (msg->u.hello.tag_bytes == TAG_BYTES) {
-        join_engine(peer, msg->u.hello.tag, packet);
+        join_engine(peer, msg, packet);
     } else {
-        new_engine(peer, packet);
+        new_engine(peer, NULL, packet);
     }
 }
 

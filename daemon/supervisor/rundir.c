@@ -20,6 +20,7 @@
 #include <sysexits.h>
 #include <unistd.h>
 
+#include "daemon/base/parse.h"
 #include "daemon/ipc/handles.h"
 #include "gradwire/errors.h"
 
@@ -172,7 +173,7 @@ int rundir_open(const char *path, bool privileged, struct rundir **ret_dir, char
         return EX_OSERR;
     }
     dir->fd = dir->lock_fd = -1;
-    rundir_engine_socket(dir, "0123456789abcdef", socket, sizeof(socket));
+    rundir_engine_socket(dir, "0123456789abcdef.4294967294", socket, sizeof(socket));
     if (strlen(socket) > RUNDIR_SOCKET_MAX) {
         (void)snprintf(error, error_bytes,
                        "the runtime directory's path is too long: engines need a socket in it, and "
@@ -296,6 +297,33 @@ fail:
     fd_close(&fd);
     free(copy);
     return r;
+}
+
+void rundir_entry_name(const uint8_t tag[TAG_BYTES], bool follows, uid_t uid,
+                       char ret_entry[RUNDIR_ENTRY_BYTES])
+{
+    char hex[TAG_HEX_BYTES];
+
+    tag_to_hex(tag, hex);
+    if (follows)
+        (void)snprintf(ret_entry, RUNDIR_ENTRY_BYTES, "%s.%u", hex, uid);
+    else
+        (void)snprintf(ret_entry, RUNDIR_ENTRY_BYTES, "%s", hex);
+}
+
+bool rundir_entry_parse(const char *entry, uint8_t ret_tag[TAG_BYTES], bool *ret_follows)
+{
+    const char *dot = strchr(entry, '.');
+    char hex[TAG_HEX_BYTES] = "";
+    uint64_t uid;
+
+    if (dot != NULL && dot - entry == TAG_HEX_BYTES - 1)
+        memcpy(hex, entry, TAG_HEX_BYTES - 1); /* else empty, and so refused */
+    if (tag_from_hex(dot == NULL ? entry : hex, ret_tag) < 0 ||
+        (dot != NULL && parse_u64(dot + 1, 0, UINT32_MAX, &uid) < 0))
+        return false;
+    *ret_follows = dot != NULL;
+    return true;
 }
 
 void rundir_engine_socket(const struct rundir *dir, const char *entry, char *path,

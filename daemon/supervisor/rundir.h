@@ -7,6 +7,8 @@
  *   <runtime>/admin.sock           administration
  *   <runtime>/engines/<tag>/lock   held by the engine as long as it lives; "uid started_ns"
  *   <runtime>/engines/<tag>/sock   where a new gradwired connects
+ *   <runtime>/engines/<tag>.<uid>/ the same of an engine that follows another node's: anybody can
+ *                                  name a tag, so that one user's must not stand in another's way
  *   <runtime>/engines/new-XXXXXX/  an engine whose tag is not known yet
  *   <runtime>/gpus/<name>          held by the engine that uses the GPU; "tag uid" of its job
  *
@@ -21,7 +23,9 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-#define RUNDIR_ENTRY_BYTES 24u
+#include "daemon/base/tag.h"
+
+#define RUNDIR_ENTRY_BYTES 28u
 #define RUNDIR_SOCKET_MAX 107u /* sun_path, less its 0 */
 
 struct rundir;
@@ -35,6 +39,11 @@ struct rundir *rundir_free(struct rundir *dir);
 int rundir_listen(struct rundir *dir, const char *path, gid_t group, int *ret_fd, char *error,
                   size_t error_bytes);
 
+/* The entry's name when the tag is known. */
+void rundir_entry_name(const uint8_t tag[TAG_BYTES], bool follows, uid_t uid,
+                       char ret_entry[RUNDIR_ENTRY_BYTES]);
+/* What such a name says; false: it is none. */
+bool rundir_entry_parse(const char *entry, uint8_t ret_tag[TAG_BYTES], bool *ret_follows);
 /* Name of an engine's socket in sun_path. */
 void rundir_engine_socket(const struct rundir *dir, const char *entry, char *path,
                           size_t path_bytes);

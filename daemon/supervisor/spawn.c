@@ -28,7 +28,7 @@
 #define FIRST_FD 3
 #define FDS 4
 #define GROUPS_MAX_KEPT 65536u
-#define ENGINE_ARGS 24
+#define ENGINE_ARGS 34
 
 extern char **environ;
 
@@ -36,7 +36,9 @@ extern char **environ;
 struct plan {
     const char *program;
     char *argv[ENGINE_ARGS];
-    char numbers[9][24];
+    char numbers[10][24];
+    char ports[CONF_PORTS_TEXT];
+    char follow[TAG_HEX_BYTES];
     char **envp;
     int fds[FDS];
     int null_fd;
@@ -235,7 +237,14 @@ void spawn_devices(struct conf *conf, char *argv[SPAWN_DEVICE_ARGS])
     argv[used] = NULL;
 }
 
-static void plan_arguments(struct plan *plan, struct conf *conf)
+static void add(struct plan *plan, size_t *used, const char *option, char *value)
+{
+    plan->argv[(*used)++] = (char *)(uintptr_t)option;
+    plan->argv[(*used)++] = value;
+}
+
+/* follow: the tag of a job that another node's engine made, or NULL. */
+static void plan_arguments(struct plan *plan, struct conf *conf, const uint8_t *follow)
 {
     const struct {
         const char *option;
@@ -249,14 +258,25 @@ static void plan_arguments(struct plan *plan, struct conf *conf)
         {"--linger-ns", (unsigned long long)conf->linger_ns},
         {"--memory-max-bytes", conf->memory_max_bytes},
         {"--stall-report-ns", (unsigned long long)conf->stall_report_ns},
+        {"--star-beat-ns", (unsigned long long)conf->star_beat_ns},
+        {"--star-lost-ns", (unsigned long long)conf->star_lost_ns},
     };
     size_t used = 0;
 
     plan->argv[used++] = (char *)(uintptr_t)plan->program;
     for (size_t i = 0; i < sizeof(options) / sizeof(options[0]); i++) {
         (void)snprintf(plan->numbers[i], sizeof(plan->numbers[i]), "%llu", options[i].value);
-        plan->argv[used++] = (char *)(uintptr_t)options[i].option;
-        plan->argv[used++] = plan->numbers[i];
+        add(plan, &used, options[i].option, plan->numbers[i]);
+    }
+    conf_ports_text(&conf->star_ports, plan->ports);
+    add(plan, &used, "--star-ports", plan->ports);
+    if (conf->star_interface[0] != '\0')
+        add(plan, &used, "--star-interface", conf->star_interface);
+    if (conf->node_name[0] != '\0')
+        add(plan, &used, "--node-name", conf->node_name);
+    if (follow != NULL) {
+        tag_to_hex(follow, plan->follow);
+        add(plan, &used, "--follow", plan->follow);
     }
     spawn_devices(conf, plan->argv + used);
 }
@@ -376,8 +396,8 @@ static int start(struct engine *engine, struct plan *plan)
     return r;
 }
 
-int engine_spawn(struct supervisor *sup, const struct peer *peer, struct engine **ret_engine,
-                 char *error, size_t error_bytes)
+int engine_spawn(struct supervisor *sup, const struct peer *peer, const uint8_t *follow,
+                 struct engine **ret_engine, char *error, size_t error_bytes)
 {
     struct plan plan = {
         .program = sup->engine_path,
@@ -393,12 +413,16 @@ int engine_spawn(struct supervisor *sup, const struct peer *peer, struct engine 
     if (r < 0)
         goto out;
     engine->uid = peer->cred.uid;
+    if (follow != NULL) {
+        engine->follows = true;
+        memcpy(engine->tag, follow, TAG_BYTES);
+    }
     r = plan_user(&plan, peer);
     if (r == 0)
         r = plan_environment(&plan, sup->privileged);
     if (r < 0)
         goto out;
-    plan_arguments(&plan, &sup->conf);
+    plan_arguments(&plan, &sup->conf, follow);
     if (sup->privileged && peer->cred.pid > 0)
         plan.cgroup_fd = open_cgroup(peer->cred.pid);
     r = start(engine, &plan);

@@ -14,7 +14,7 @@
  *
  *   client -> peer HALF_OPEN --HELLO--> WAITING (for its engine) --ready--> handed over, forgotten
  *                            --other--> ASKING (status, jobs, drain, stop)
- *   engine    STARTING --ENGINE_READY--> LIVE --exit--> gone
+ *   engine    STARTING --ENGINE_READY--> LIVE --exit--> gone   (follows: of another node's job)
  *             ADOPTING --ENGINE_READY--> LIVE --channel lost--> ADOPTING
  */
 #ifndef GW_SUPERVISOR_SUPERVISOR_H
@@ -133,7 +133,8 @@ struct engine {
     enum engine_state state;
     char entry[RUNDIR_ENTRY_BYTES]; /* name under engines/ */
     uint8_t tag[TAG_BYTES];
-    bool tag_known;
+    bool tag_known; /* it has said so, or its entry's name does */
+    bool follows;   /* started for the tag: others may come for it before it is ready */
     bool child;  /* ours to reap */
     bool ending; /* told to end */
     uid_t uid;
@@ -157,7 +158,10 @@ struct engine *engine_free(struct engine *engine);
 /* Takes over the descriptors; on failure closes them. */
 int engine_set_channel(struct engine *engine, int fd);
 int engine_set_process(struct engine *engine, int pidfd);
-struct engine *engine_find(struct supervisor *sup, const uint8_t tag[TAG_BYTES]);
+/* The user's engine of the job, or the one that is being started for it. Anybody can name a tag, so
+ * that two users may have engines that follow it. */
+#define SUP_ANY_USER ((uid_t)-1)
+struct engine *engine_find(struct supervisor *sup, const uint8_t tag[TAG_BYTES], uid_t uid);
 unsigned engines_count(const struct supervisor *sup);
 unsigned engines_count_user(const struct supervisor *sup, uid_t uid);
 /* Passes the peer on to a LIVE engine now, else when it is. Frees the peer in time. */
@@ -172,9 +176,10 @@ void engine_gone(struct engine *engine);
 
 /* ---- spawn.c ---- */
 
-/* Starts an engine for the peer's user. On failure `error` says what went wrong. */
-int engine_spawn(struct supervisor *sup, const struct peer *peer, struct engine **ret_engine,
-                 char *error, size_t error_bytes);
+/* Starts an engine for the peer's user. follow: the tag of the job that it takes part in, or NULL:
+ * it makes one. On failure `error` says what went wrong. */
+int engine_spawn(struct supervisor *sup, const struct peer *peer, const uint8_t *follow,
+                 struct engine **ret_engine, char *error, size_t error_bytes);
 /* What tells an engine which devices it may offer; ends with NULL. */
 #define SPAWN_DEVICE_ARGS 5
 void spawn_devices(struct conf *conf, char *argv[SPAWN_DEVICE_ARGS]);

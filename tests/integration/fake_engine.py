@@ -3,7 +3,9 @@
 """An engine that serves nothing, for tests of gradwired: says ready, greets clients, is adopted.
 
 $GRADWIRE_FAKE is what it does wrong: mute, die, refuse, garbage, deaf (takes no adoption),
-stubborn (does not end when told), hostile (scribbles over its statistics page).
+stubborn (does not end when told), stray (follows no tag that it was given), hostile (scribbles over
+its statistics page). With "hold " before it, it first waits for a file beside the runtime
+directory, <directory>.go.
 It ends --linger-ns after its last client has left.
 """
 import argparse
@@ -22,16 +24,20 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import wire  # noqa: E402
 
 MODE = os.environ.get("GRADWIRE_FAKE", "")
+HOLD, MODE = MODE.startswith("hold"), MODE.removeprefix("hold").strip()
 STATS = struct.Struct("<IIII I IIIII QQQ 5Q 5Q 5Q 64s 496s 16s 32s")
 
 
 def options():
     parser = argparse.ArgumentParser(allow_abbrev=False)
     for name in ("channel-fd", "listen-fd", "lock-fd", "stats-fd", "owner-uid", "linger-ns",
-                 "memory-max-bytes", "stall-report-ns"):
+                 "memory-max-bytes", "stall-report-ns", "star-beat-ns", "star-lost-ns"):
         parser.add_argument("--" + name, type=int, required=True)
     parser.add_argument("--device", choices=["auto", "host", "cuda"], required=True)
     parser.add_argument("--plugins")
+    parser.add_argument("--star-ports", required=True)
+    for name in ("star-interface", "node-name", "follow"):
+        parser.add_argument("--" + name)
     return parser.parse_args()
 
 
@@ -61,10 +67,14 @@ class Engine:
         self.owner = o.owner_uid
         self.channel = wire.Connection(socket.socket(fileno=o.channel_fd))
         self.listener = socket.socket(fileno=o.listen_fd)
+        self.go = os.path.normpath(self.listener.getsockname() + "/../../..") + ".go"
         self.stats_fd = o.stats_fd
         self.linger = o.linger_ns / 1e9
         self.page = mmap.mmap(o.stats_fd, 4096)
-        self.tag = hashlib.blake2b(os.urandom(32), digest_size=8).digest()
+        self.tag = bytes.fromhex(o.follow) if o.follow and MODE != "stray" else \
+            hashlib.blake2b(os.urandom(32), digest_size=8).digest()
+        self.nodes = f"{o.star_interface} {o.star_ports} {o.star_beat_ns} {o.star_lost_ns} " \
+                     f"{o.node_name}"
         self.clients = []
         self.alone_since = time.monotonic() + 30  # the first client is on its way
         fcntl.fcntl(o.lock_fd, fcntl.F_SETFD, fcntl.FD_CLOEXEC)
@@ -123,6 +133,8 @@ class Engine:
             client.send(wire.frame("DONE", message.request, {1: 0, 2: self.lease(message.text(2))}))
             return
         text = f"uid={os.getuid()} gid={os.getgid()} groups={sorted(os.getgroups())}"
+        if message.type == "DONE" and message.text(2) == "nodes":
+            text = self.nodes
         client.send(wire.frame("DONE", message.request, {1: 0, 2: text}))
 
     def turn(self):
@@ -146,6 +158,8 @@ def main():
         raise SystemExit(69)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     engine = Engine(options())
+    while HOLD and not os.path.exists(engine.go):
+        time.sleep(0.01)
     if MODE == "die":
         raise SystemExit(3)
     if MODE == "refuse":

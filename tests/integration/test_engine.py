@@ -30,7 +30,9 @@ PARAMS, GRADS, STAGING, BUFFER = 1, 2, 9, 11
 class Engine:
     """One engine process, started as gradwired starts it."""
 
-    def __init__(self, directory, linger_s=30.0, memory_max=0, args=(), env=None):
+    def __init__(self, directory, linger_s=30.0, memory_max=0, args=(), env=None, follow=None):
+        if follow is not None:
+            args = [*args, "--follow", follow.hex()]
         self.entry = directory / "engines" / "new-abcdef"
         self.entry.mkdir(parents=True)
         self.log_path = directory / "log"
@@ -61,7 +63,8 @@ class Engine:
         assert ready.number(3) == self.process.pid and ready.fds == []
         self.tag = ready.fields[2][0]
         # What gradwired does next: the entry gets its name.
-        self.entry = self.entry.rename(self.entry.parent / self.tag.hex())
+        self.entry = self.entry.rename(
+            self.entry.parent / (self.tag.hex() + (f".{os.getuid()}" if follow else "")))
 
     def log(self):
         return self.log_path.read_text(errors="replace")
@@ -168,6 +171,30 @@ def test_the_id_is_not_in_the_log(start):
 def test_two_engines_make_different_ids(start):
     a, b = start(), start()
     assert a.tag != b.tag and a.create().id[8:40] != b.create().id[8:40]
+
+
+def test_an_engine_that_follows_has_the_tag_that_it_was_given(start):
+    """Whose id does not fit the tag is none of the job's."""
+    secret = bytes(range(1, 33))
+    tag = hashlib.blake2b(secret, digest_size=8).digest()
+    engine = start(follow=tag, linger_s=0)
+    assert engine.tag == tag
+    # Node 127.0.0.1, port 1.
+    other = b"GWID\1\4\0\1" + secret[:-1] + b"\0" + bytes([127, 0, 0, 1]) + bytes(20)
+    client = engine.join(other, 1, 2)
+    assert client.joined.code == "DENIED", client.joined
+    client.close()
+    assert engine.wait() == 0
+    assert not engine.entry.exists()
+
+
+@pytest.mark.parametrize("args", [
+    ["--follow", "0011"], ["--follow", "00112233445566FF"], ["--node-name", ""],
+    ["--node-name", "n" * 64], ["--star-ports", "9-8"], ["--star-beat-ns", "0"],
+    ["--star-lost-ns", "-1"], ["--star-interface", ""]])
+def test_what_it_cannot_follow_is_a_usage_error(args):
+    done = subprocess.run([str(ENGINE), *args], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 64 and args[0] in done.stderr, done
 
 
 def test_without_a_client_it_ends_after_linger(start):

@@ -337,3 +337,28 @@ def test_of_another_users_gpu_only_that_it_is_used_is_told(daemon):
     until(lambda: again(bob).strip() == "lease 0 1", what="the GPU")
     for user in (own, bob):
         user.end()
+
+
+FOLLOW = """
+client = wire.Connection.to(socket_path)
+client.send(wire.hello(bytes.fromhex(sys.argv[3]), spans=1))
+welcome = client.receive()
+say([welcome.type, welcome.number(3)])
+sys.stdin.read()
+"""
+
+
+def test_who_knows_no_more_than_a_tag_keeps_nobody_from_the_job(daemon, alice):
+    """Tags are public: one user's engine for a tag is not in the way of another's."""
+    (tag,) = daemon.entries()
+    bob = User(daemon, BOB, FOLLOW, tag)
+    welcome, engine = bob.line()
+    assert welcome == "WELCOME" and engine != alice.engine
+    assert proc_status(engine, "Uid") == [str(BOB)] * 4
+    assert daemon.entries() == [tag, f"{tag}.{BOB}"]
+    for uid, want in ((ALICE, alice.engine), (BOB, engine)):
+        assert asks(daemon, uid, FOLLOW, tag) == ["WELCOME", want]
+    other = "0123456789abcdef"
+    assert asks(daemon, BOB, FOLLOW, other)[0] == "WELCOME"
+    assert asks(daemon, ALICE, FOLLOW, other)[0] == "WELCOME"
+    bob.end()
