@@ -172,8 +172,9 @@ enum core_effect_kind {
     CORE_EFF_SIGNAL,   /* signal, once after_op is done (0: now). A unit's offset, here or with an
                         * op, is settled when the effect is taken: on GPUs it is told at once
                         * (slot.placed) */
-    CORE_EFF_BUILD,    /* all ranks sealed alike: make arenas (core_arena_bytes), boards; keep what
-                        * exists with the right size (re-join) but zero GRADS, ACC, RING, POOL */
+    CORE_EFF_BUILD,    /* all ranks sealed alike, no op is in flight: make arenas
+                        * (core_arena_bytes), boards; keep what exists with the right size (re-join)
+                        * but zero GRADS, ACC, RING, POOL */
     CORE_EFF_OVERFLOW, /* rank: make arena OVERFLOW `index` of max_bucket_bytes */
     CORE_EFF_FAIL,     /* code, rank (cause, or UINT32_MAX), text: tell every rank; job is broken */
     CORE_EFF_DROP,     /* rank, code, text: this client broke the protocol: close it */

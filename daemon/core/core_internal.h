@@ -223,6 +223,10 @@ void registry_group(struct core *core, uint32_t rank, const struct wire_msg *msg
 void registry_register(struct core *core, uint32_t rank, const struct wire_msg *msg);
 void seal_request(struct core *core, uint32_t rank, const struct wire_msg *msg);
 void seal_built(struct core *core, const struct core_event *event);
+/* Goes on when all have sealed and no collective is in flight. */
+void seal_kick(struct core *core);
+/* No collective may be launched: all have sealed, and memory is to be made. */
+bool seal_holds(const struct core *core);
 /* The rank's client is gone. */
 void seal_detach(struct core *core, uint32_t rank);
 /* What hangs on the generation. */
@@ -255,6 +259,7 @@ void lane_buffer(struct core *core, const struct core_event *event);
 void lane_buffer_free(struct core *core, uint32_t rank, const struct wire_msg *msg);
 void lane_submit(struct core *core, uint32_t rank, const struct wire_msg *msg);
 void lane_kick(struct core *core, uint32_t group);
+void lane_kick_all(struct core *core);
 /* Streams order the clients: what has become possible, in the order of each rank's calls. */
 void lane_settle(struct core *core);
 void lane_op_done(struct core *core, const struct core_event *event);

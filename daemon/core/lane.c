@@ -278,11 +278,17 @@ static bool all_may_launch(const struct core *core, uint32_t group)
 
 void lane_kick(struct core *core, uint32_t group)
 {
-    while (core->complete && !core->broken && !core->nomem && !missing(core, group) &&
-           all_may_launch(core, group)) {
+    while (core->complete && !core->broken && !core->nomem && !seal_holds(core) &&
+           !missing(core, group) && all_may_launch(core, group)) {
         if (agree(core, group))
             launch(core, group);
     }
+}
+
+void lane_kick_all(struct core *core)
+{
+    for (uint32_t group = 0; group < core->group_count; group++)
+        lane_kick(core, group);
 }
 
 void lane_settle(struct core *core)
@@ -293,8 +299,7 @@ void lane_settle(struct core *core)
 
     while (!core->broken && core->config.device != GW_DEVICE_HOST) {
         launches = core->lane_launches;
-        for (uint32_t group = 0; group < core->group_count; group++)
-            lane_kick(core, group);
+        lane_kick_all(core);
         if (core->lane_launches == launches || !core->sealed)
             return;
         r = zero_resume(core->zero, core->now_ns, &fault);
@@ -399,8 +404,8 @@ void lane_op_done(struct core *core, const struct core_event *event)
     if (!flight->next)
         core->flights_end = at;
     free(flight);
-    for (uint32_t group = 0; group < core->group_count; group++)
-        lane_kick(core, group);
+    lane_kick_all(core);
+    seal_kick(core);
 }
 
 /* ---- waits ----------------------------------------------------------------------------------- */
@@ -417,7 +422,7 @@ bool lane_needs(const struct core *core, uint32_t rank)
 }
 
 /* The longest-waiting op. A rank's first one is the next of its group, which some member has not
- * submitted; else it were launched. */
+ * submitted, or which waits for a seal; else it were launched. */
 static const struct lane_op *oldest_pending(const struct core *core)
 {
     const struct lane_op *oldest = NULL;

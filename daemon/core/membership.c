@@ -107,8 +107,7 @@ static void all_joined(struct core *core)
     core->complete_ns = core->now_ns;
     core_reply_all(core, WIRE_WAIT_READY);
     group_kick(core);
-    for (uint32_t group = 0; group < core->group_count && !core->broken; group++)
-        lane_kick(core, group);
+    lane_kick_all(core);
 }
 
 void member_join(struct core *core, const struct core_event *event)

@@ -6,6 +6,9 @@
  *
  *   SEAL of each rank -> compare -> layout and zero, or zero again -> BUILD ... BUILT -> SEALED
  *
+ * BUILD is said with no op in flight: collectives that were launched before are finished first, and
+ * those that come meanwhile wait until the seal is answered.
+ *
  * Pure; the core's thread. Owns layout, zero and options; must not look into zero.
  */
 #include "daemon/core/core_internal.h"
@@ -57,6 +60,7 @@ static void refuse_all(struct core *core, int code, const char *text)
             core_reply_done(core, rank, request, code, "%s", text);
     }
     core->sealed_ranks = 0;
+    lane_kick_all(core);
 }
 
 /* ---- agreement ------------------------------------------------------------------------------- */
@@ -194,6 +198,22 @@ static void seal_all(struct core *core)
     effects_add(core->effects, CORE_EFF_BUILD);
 }
 
+static bool all_sealed(const struct core *core)
+{
+    return core->sealed_ranks == core->everyone && !core->sealed;
+}
+
+bool seal_holds(const struct core *core)
+{
+    return core->building || all_sealed(core);
+}
+
+void seal_kick(struct core *core)
+{
+    if (all_sealed(core) && !core->building && !core->broken && !core->flights)
+        seal_all(core);
+}
+
 /* ---- messages and events --------------------------------------------------------------------- */
 
 static int seal_check(const struct core *core, uint32_t rank, struct wire_seal *seal,
@@ -253,14 +273,15 @@ void seal_request(struct core *core, uint32_t rank, const struct wire_msg *msg)
     mine->seal = seal;
     mine->seal_request = msg->request;
     core->sealed_ranks |= CORE_BIT(rank);
-    if (core->sealed_ranks == core->everyone && !core->building)
-        seal_all(core);
+    seal_kick(core);
 }
 
 static void sealed_now(struct core *core)
 {
     core->sealed = true;
-    if (!core->kept) {
+    if (core->kept) {
+        zero_renew(core->zero, core->now_ns);
+    } else {
         core->kept = true;
         core->kept_seal = core->ranks[0].seal;
         core->kept_list = core->ranks[0].list;
@@ -274,6 +295,7 @@ static void sealed_now(struct core *core)
         mine->seal_request = 0;
         reg_list_clear(&mine->list);
     }
+    lane_kick_all(core);
 }
 
 void seal_built(struct core *core, const struct core_event *event)
@@ -284,8 +306,7 @@ void seal_built(struct core *core, const struct core_event *event)
     if (core->broken || core->build_generation != core->generation) {
         /* The generation that asked is gone; the next may have sealed meanwhile. */
         forget(core);
-        if (!core->broken && core->sealed_ranks == core->everyone)
-            seal_all(core);
+        seal_kick(core);
         return;
     }
     if (event->code < 0)

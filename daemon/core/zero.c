@@ -586,20 +586,6 @@ static void reset_rank(struct zero *z, uint32_t rank)
         prefetch_reset(mine->plan);
 }
 
-/* What rounds and gathers the broken generation may not have finished. Masters are whole. */
-static void make_again(struct zero *z)
-{
-    static const struct wire_after none;
-
-    for (uint32_t rank = 0; rank < z->world; rank++)
-        step_cast(z, rank, &none);
-    for (uint32_t g = 0; g < z->group_count; g++) {
-        z->groups[g].commits++; /* gathers wait for the casts */
-        if (z->stage == 1 || z->stage == 2)
-            step_gather_all(z, g, z->step, false);
-    }
-}
-
 static void reset_groups(struct zero *z)
 {
     for (uint32_t g = 0; g < z->group_count; g++) {
@@ -614,7 +600,6 @@ static void reset_groups(struct zero *z)
 int zero_reattach(struct zero *z, struct core_fault *ret_fault)
 {
     size_t slots = (size_t)z->world * z->slots, units = (size_t)z->world * z->units;
-    bool updated = z->committed > 0;
     int r;
 
     r = check_torn(z);
@@ -622,6 +607,7 @@ int zero_reattach(struct zero *z, struct core_fault *ret_fault)
         *ret_fault = z->fault;
         return r;
     }
+    z->stale = z->committed > 0;
     /* A step that was not resolved by all counts as not made: no shard has seen it. */
     z->step = z->update_open = z->committed = step_resolved(z);
     for (uint32_t rank = 0; rank < z->world; rank++)
@@ -638,7 +624,23 @@ int zero_reattach(struct zero *z, struct core_fault *ret_fault)
     tokens_reset(z);
     reset_groups(z);
     grad_reset_step(z);
-    if (updated)
-        make_again(z);
     return 0;
+}
+
+/* Masters are whole. */
+void zero_renew(struct zero *z, uint64_t now_ns)
+{
+    static const struct wire_after none;
+
+    if (!z->stale)
+        return;
+    z->stale = false;
+    z->now_ns = now_ns;
+    for (uint32_t rank = 0; rank < z->world; rank++)
+        step_cast(z, rank, &none);
+    for (uint32_t g = 0; g < z->group_count; g++) {
+        z->groups[g].commits++; /* gathers wait for the casts */
+        if (z->stage == 1 || z->stage == 2)
+            step_gather_all(z, g, z->step, false);
+    }
 }

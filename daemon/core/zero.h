@@ -50,6 +50,9 @@ bool zero_oldest_wait(const struct zero *zero, struct core_wait *ret_wait);
 /* All ranks are back with an equal layout: forget the unfinished step. GW_E_TORN with *ret_fault if
  * an owner died inside its update or versions differ between owners. */
 int zero_reattach(struct zero *zero, struct core_fault *ret_fault);
+/* After that, once memory is made: launches what rounds and gathers the broken generation may not
+ * have finished. */
+void zero_renew(struct zero *zero, uint64_t now_ns);
 
 /* Jobs whose clients order by streams only. A client's stream may wait for what the client declared
  * last before it does what is declared next. So what a rank declares is let go in the order of its

@@ -297,6 +297,7 @@ struct zero {
     uint64_t verdict_op;       /* last verdict */
     uint64_t update_open;      /* steps whose update windows are open to who has begun */
     uint64_t committed;        /* highest step that some rank has committed */
+    bool stale;                /* re-attached: what is made from masters may not be whole */
     uint64_t quiet_op;         /* waits for everything that was declared */
     bool loud;                 /* something was declared with tokens since */
     uint32_t unheard;          /* PARAM_IO and MEASURE that came since CORE_EV_HEARD */

@@ -270,9 +270,10 @@ struct gw_param_options {
  * must register the same list. options NULL: all defaults. */
 GW_API int gw_param_add(gw_job *job, const char *name, uint64_t numel,
                         const struct gw_param_options *options, uint32_t *ret_param);
-/* Set-up: every rank calls it; returns when the layout is agreed and memory is mapped. On
- * re-joining a job with the same list and options, shards keep their values; GW_E_TORN if an owner
- * died inside an update (gw_last_error names the shard's rank; the job must be started anew). */
+/* Set-up: every rank calls it; returns when the layout is agreed and memory is mapped. Collectives
+ * under way are finished first, and those that come meanwhile wait. On re-joining a job with the
+ * same list and options, shards keep their values; GW_E_TORN if an owner died inside an update
+ * (gw_last_error names the shard's rank; the job must be started anew). */
 GW_API int gw_seal(gw_job *job, const struct gw_zero_options *options, int64_t timeout_ns);
 
 struct gw_layout_info {

@@ -25,7 +25,7 @@
 /* ---- a ZeRO layer that does as it is told ---------------------------------------------------- */
 
 static struct {
-    uint32_t made, freed, reattached, ops_done, late_begins, late_commits;
+    uint32_t made, freed, reattached, renewed, ops_done, late_begins, late_commits;
     uint16_t last_type; /* of the last message */
     uint32_t last_rank;
     int result, reattach_result; /* with `fault` */
@@ -176,6 +176,13 @@ int zero_reattach(struct zero *zero, struct core_fault *ret_fault)
     if (fake.reattach_result < 0)
         *ret_fault = fake.fault;
     return fake.reattach_result;
+}
+
+void zero_renew(struct zero *zero, uint64_t now_ns)
+{
+    (void)zero;
+    (void)now_ns;
+    fake.renewed++;
 }
 
 uint64_t zero_steps(const struct zero *zero)

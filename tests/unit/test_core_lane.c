@@ -566,6 +566,79 @@ static void test_comm_time_without_zero(void **state)
 
 #define LANE_TEST(name) cmocka_unit_test_setup_teardown(name, start_sequences, kit_stop)
 
+/* ---- beside a seal --------------------------------------------------------------------------- */
+
+static void submit_both(const struct wire_op *op)
+{
+    for (uint32_t rank = 0; rank < 2; rank++)
+        submit(rank, op);
+}
+
+/* Memory and figures are made with no op in flight. */
+static void test_a_seal_waits_for_ops_under_way(void **state)
+{
+    const struct kit_param param = {"w", "", 8};
+    const struct wire_seal seal = {.stage = 1, .bucket_bytes = 4096};
+    const struct wire_op op = make(WIRE_OP_BARRIER, "b", 0);
+    uint64_t first, second;
+    uint32_t requests[2];
+
+    (void)state;
+    for (int code = GW_E_NOMEM; code <= 0; code -= GW_E_NOMEM) { /* refused, made */
+        memset(sequences, 0, sizeof(sequences));
+        kit_start(2, 300, 1800);
+        kit_join_all(2, 1);
+        submit_both(&op);
+        first = launched()->op.id;
+        submit_both(&op);
+        second = launched()->op.id;
+        for (uint32_t rank = 0; rank < 2; rank++) {
+            kit_register(rank, &param, 1);
+            requests[rank] = kit_seal(rank, &seal);
+        }
+        kit_none();
+        submit_both(&op); /* comes meanwhile */
+        done(second);
+        kit_none();
+        done(first);
+        kit_next(CORE_EFF_BUILD);
+        kit_none();
+        kit_built(code, "no memory");
+        for (uint32_t rank = 0; rank < 2 && code == 0; rank++)
+            kit_reply(rank, requests[rank], WIRE_SEALED);
+        for (uint32_t rank = 0; rank < 2 && code < 0; rank++)
+            kit_done(rank, requests[rank], code, "no memory");
+        assert_int_equal(launched()->op.kind, CORE_OP_BARRIER);
+        kit_none();
+        kit_stop(state);
+    }
+}
+
+/* One that cannot be made lets them go on, too. */
+static void test_a_seal_that_is_refused_holds_nothing_up(void **state)
+{
+    const struct kit_param params[] = {{"w", "", 8}, {"w", "", 8}};
+    const struct wire_seal seal = {.stage = 1, .bucket_bytes = 4096};
+    const struct wire_op op = make(WIRE_OP_BARRIER, "b", 0);
+    uint64_t first;
+
+    (void)state;
+    kit_start(2, 300, 1800);
+    kit_join_all(2, 1);
+    submit_both(&op);
+    first = launched()->op.id;
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        kit_register(rank, params, 2);
+        kit_seal(rank, &seal);
+    }
+    submit_both(&op);
+    done(first);
+    for (uint32_t rank = 0; rank < 2; rank++)
+        assert_int_equal(kit_next(CORE_EFF_REPLY)->code, GW_E_INVALID);
+    launched();
+    kit_none();
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -590,6 +663,8 @@ int main(void)
         LANE_TEST(test_ops_before_all_joined_wait),
         LANE_TEST(test_next_generation_starts_clean),
         LANE_TEST(test_comm_time_without_zero),
+        LANE_TEST(test_a_seal_waits_for_ops_under_way),
+        LANE_TEST(test_a_seal_that_is_refused_holds_nothing_up),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -99,7 +99,7 @@ static bool live(struct core *core)
         alive = feed_message(core, rank, &list, WIRE_REGISTER, 2) &&
                 feed_message(core, rank, &seal, WIRE_SEAL, 3);
     }
-    return alive && feed(core, &built) && feed(core, &done);
+    return alive && feed(core, &done) && feed(core, &built);
 }
 
 static void test_each_allocation_fails_in_turn(void **state)

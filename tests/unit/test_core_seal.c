@@ -483,7 +483,9 @@ static void test_rejoin_keeps_the_layer(void **state)
     /* The engine's new boards begin at the steps that are left: known before they are made. */
     assert_int_equal(fake.reattached, 1);
     assert_int_equal(core_steps(kit.core), 7);
+    assert_int_equal(fake.renewed, 0); /* what it launches must find the new memory */
     kit_built(0, NULL);
+    assert_int_equal(fake.renewed, 1);
     assert_int_equal(kit_reply(0, requests[0], WIRE_SEALED)->reply.u.sealed.steps, 7);
     assert_int_equal(kit_reply(1, requests[1], WIRE_SEALED)->reply.u.sealed.steps, 7);
     kit_none();

@@ -67,14 +67,6 @@ static void a_read_that_waits_for_an_update_is_seen(void **state)
     fx_free(fx);
 }
 
-static int reattach(struct fx *fx)
-{
-    int r = zero_reattach(fx->zero, &fx->fault);
-
-    fx_take(fx);
-    return r;
-}
-
 /* It was never told that its window is open, so it has written nothing. */
 static void an_update_begun_too_late_to_be_told_is_not_torn(void **state)
 {
@@ -82,7 +74,7 @@ static void an_update_begun_too_late_to_be_told_is_not_torn(void **state)
 
     (void)state;
     zero_late_update(fx->zero, 1, false);
-    assert_int_equal(reattach(fx), 0);
+    assert_int_equal(fx_reattach(fx), 0);
     fx_free(fx);
 }
 
@@ -92,7 +84,7 @@ static void an_update_under_way_when_another_rank_died_is_torn(void **state)
 
     (void)state;
     assert_int_equal(fx_bare(fx, 1, WIRE_UPDATE_BEGIN), 0);
-    assert_int_equal(reattach(fx), GW_E_TORN);
+    assert_int_equal(fx_reattach(fx), GW_E_TORN);
     assert_int_equal(fx->fault.rank, 1);
     assert_non_null(strstr(fx->fault.text, "shard of rank 1"));
     fx_free(fx);
@@ -105,7 +97,7 @@ static void an_update_of_one_rank_alone_is_torn(void **state)
     (void)state;
     zero_late_update(fx->zero, 1, false);
     zero_late_update(fx->zero, 1, true);
-    assert_int_equal(reattach(fx), GW_E_TORN);
+    assert_int_equal(fx_reattach(fx), GW_E_TORN);
     assert_int_equal(fx->fault.rank, 0); /* whose shard lacks it */
     fx_free(fx);
 }
@@ -122,7 +114,7 @@ static void an_update_that_all_made_counts(void **state)
     zero_late_update(fx->zero, 1, false);
     zero_late_update(fx->zero, 1, true);
     fx_expect(fx, "BA sig update@0=1\n");
-    assert_int_equal(reattach(fx), 0);
+    assert_int_equal(fx_reattach(fx), 0);
     assert_int_equal(zero_steps(fx->zero), 1);
     fx_expect(fx, "GA@0 b0 n2 measure [P0:0]\nGA@1 b0 n2 measure [P1:0]\n");
     fx_free(fx);
@@ -136,7 +128,7 @@ static void a_step_without_update_is_made_again(void **state)
     (void)state;
     zero_late_update(fx->zero, 0, true);
     zero_late_update(fx->zero, 2, false);
-    assert_int_equal(reattach(fx), 0);
+    assert_int_equal(fx_reattach(fx), 0);
     assert_int_equal(zero_steps(fx->zero), 0);
     fx_expect(fx, "");
     fx_free(fx);

@@ -264,8 +264,7 @@ static void a_job_that_forms_again_rounds_again(void **state)
     end_and_begin(fx);
     fx_all(fx, WIRE_UPDATE_COMMIT);
     fx_lines(fx);
-    assert_int_equal(zero_reattach(fx->zero, &fx->fault), 0);
-    fx_take(fx);
+    assert_int_equal(fx_reattach(fx), 0);
     fx_expect(fx, "CA@0 fp32>bf16\nCA@1 fp32>bf16\n"
                   "GA@0 b0 n2 measure [P0:0] <11\n"
                   "GA@1 b0 n2 measure [P1:0] <10\n");
@@ -283,8 +282,7 @@ static void replicas_of_a_job_that_forms_again_are_rounded_again(void **state)
     end_and_begin(fx);
     fx_all(fx, WIRE_UPDATE_COMMIT);
     fx_lines(fx); /* casts 6 and 7 */
-    assert_int_equal(zero_reattach(fx->zero, &fx->fault), 0);
-    fx_take(fx);
+    assert_int_equal(fx_reattach(fx), 0);
     fx_expect(fx, "CA@0 fp32>bf16\nCA@1 fp32>bf16\n");
     assert_int_equal(fx_unit(fx, 1, WIRE_FETCH, 0), 0);
     fx_expect(fx, "SIG u0@1=1 <9\n");

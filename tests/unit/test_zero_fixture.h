@@ -482,6 +482,21 @@ static inline int fx_io(struct fx *fx, uint32_t rank, uint32_t write, uint32_t p
     return fx_send(fx, rank, &msg);
 }
 
+/* The job forms again. Nothing is launched before its memory is there. */
+static inline int fx_reattach(struct fx *fx)
+{
+    uint32_t lines = fx->count;
+    int r;
+
+    r = zero_reattach(fx->zero, &fx->fault);
+    fx_take(fx);
+    assert_int_equal(fx->count, lines);
+    if (r == 0)
+        zero_renew(fx->zero, fx->now_ns);
+    fx_take(fx);
+    return r;
+}
+
 static inline int fx_overflow(struct fx *fx, uint32_t rank, int code)
 {
     struct core_event event = {.kind = CORE_EV_OVERFLOW, .rank = rank, .code = code};

@@ -184,15 +184,6 @@ static void test_param_io_behind_a_waiting_commit(void **state)
 
 /* ---- after the generation has broken --------------------------------------------------------- */
 
-static int reattach(struct fx *fx)
-{
-    int r;
-
-    r = zero_reattach(fx->zero, &fx->fault);
-    fx_take(fx);
-    return r;
-}
-
 static void test_late_updates(void **state)
 {
     (void)state;
@@ -218,9 +209,9 @@ static void test_late_updates(void **state)
             if (!ordered && what == 3)
                 torn = false;
             if (!ordered && what == 4)
-                torn = reattach(fx) < 0; /* one commit of two */
+                torn = fx_reattach(fx) < 0; /* one commit of two */
             else
-                assert_int_equal(reattach(fx), torn ? GW_E_TORN : 0);
+                assert_int_equal(fx_reattach(fx), torn ? GW_E_TORN : 0);
             fx_free(fx);
         }
     }

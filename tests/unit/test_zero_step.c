@@ -323,9 +323,9 @@ static void a_broken_step_is_forgotten(void **state)
     assert_int_equal(fx_ready(fx, 1, 0, 0, 0), 0);
     assert_int_equal(fx_unit(fx, 1, WIRE_FETCH, 1), 0);
     fx_lines(fx);
-    assert_int_equal(zero_reattach(fx->zero, &fx->fault), 0);
+    assert_int_equal(fx_reattach(fx), 0);
     assert_int_equal(zero_steps(fx->zero), 1);
-    fx_take(fx); /* replicas are brought up to date, uncounted */
+    /* replicas are brought up to date, uncounted */
     fx_expect(fx, "GA@0 b0 n2 measure [P0:0]\nGA@1 b0 n2 measure [P1:0]\n"
                   "GA@0 b1 n2 measure [P0:4]\nGA@1 b1 n2 measure [P1:4]\n");
     fx_all_done(fx);
@@ -346,7 +346,7 @@ static void a_step_nobody_updated_counts_as_not_made(void **state)
     (void)state;
     step(fx);
     assert_int_equal(fx_ready(fx, 0, 1, 0, 0), 0); /* skipped by rank 0 */
-    assert_int_equal(zero_reattach(fx->zero, &fx->fault), 0);
+    assert_int_equal(fx_reattach(fx), 0);
     assert_int_equal(zero_steps(fx->zero), 0);
     fx_free(fx);
 }
@@ -358,7 +358,7 @@ static void a_shard_left_inside_its_update_is_torn(void **state)
     (void)state;
     step(fx);
     assert_int_equal(fx_bare(fx, 1, WIRE_UPDATE_BEGIN), 0);
-    assert_int_equal(zero_reattach(fx->zero, &fx->fault), GW_E_TORN);
+    assert_int_equal(fx_reattach(fx), GW_E_TORN);
     assert_int_equal(fx->fault.rank, 1);
     assert_non_null(strstr(fx->fault.text, "step 1"));
     fx_free(fx);
@@ -366,7 +366,7 @@ static void a_shard_left_inside_its_update_is_torn(void **state)
     fx = open_pair(2);
     backward(fx, 0);
     assert_int_equal(fx_bare(fx, 0, WIRE_UPDATE_BEGIN), 0);
-    assert_int_equal(zero_reattach(fx->zero, &fx->fault), 0);
+    assert_int_equal(fx_reattach(fx), 0);
     assert_int_equal(zero_steps(fx->zero), 0);
     fx_free(fx);
 }
@@ -378,7 +378,7 @@ static void different_versions_are_torn(void **state)
     (void)state;
     step(fx);
     update(fx, 0);
-    assert_int_equal(zero_reattach(fx->zero, &fx->fault), GW_E_TORN);
+    assert_int_equal(fx_reattach(fx), GW_E_TORN);
     assert_int_equal(fx->fault.rank, 1);
     fx_free(fx);
 }

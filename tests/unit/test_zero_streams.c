@@ -316,7 +316,6 @@ static void an_update_that_is_not_reported_is_torn(void **state)
     (void)state;
     for (uint32_t reported = 0; reported < 2; reported++) {
         struct fx *fx = open_pair(2);
-        struct core_fault fault;
 
         backward(fx, 0, 1);
         backward(fx, 1, 11);
@@ -326,10 +325,9 @@ static void an_update_that_is_not_reported_is_torn(void **state)
             assert_int_equal(fx_after(fx, r, WIRE_UPDATE_COMMIT, 20), 0);
         if (reported)
             fx_all_done(fx);
-        assert_int_equal(zero_reattach(fx->zero, &fault), reported ? 0 : GW_E_TORN);
-        fx_take(fx);
+        assert_int_equal(fx_reattach(fx), reported ? 0 : GW_E_TORN);
         if (!reported)
-            assert_non_null(strstr(fault.text, "the streams of rank 0"));
+            assert_non_null(strstr(fx->fault.text, "the streams of rank 0"));
         fx_free(fx);
     }
 }
@@ -337,12 +335,11 @@ static void an_update_that_is_not_reported_is_torn(void **state)
 static void an_update_begun_too_late_is_torn(void **state)
 {
     struct fx *fx = open_pair(2);
-    struct core_fault fault;
 
     (void)state;
     backward(fx, 0, 1);
     zero_late_update(fx->zero, 0, false);
-    assert_int_equal(zero_reattach(fx->zero, &fault), GW_E_TORN);
+    assert_int_equal(fx_reattach(fx), GW_E_TORN);
     fx_free(fx);
 }
 
