@@ -44,8 +44,9 @@ struct star_callbacks {
     void (*joined)(void *user, uint32_t peer, const char *from);
     void (*message)(void *user, uint32_t peer, const uint8_t *bytes, size_t count);
     /* Nothing more comes from the peer. Nodes: also if the root was never reached; code says why:
-     * GW_E_NOT_FOUND (nobody listens there), GW_E_DENIED (it does not know the secret), GW_E_TIMEOUT,
-     * GW_E_PEER_LOST, GW_E_PROTOCOL. text: what happened, without who. */
+     * GW_E_NOT_FOUND (nobody listens there), GW_E_DENIED (it does not know the secret, or takes no
+     * more nodes), GW_E_VERSION, GW_E_TIMEOUT, GW_E_PEER_LOST, GW_E_PROTOCOL, GW_E_LIMIT (too much
+     * waited). text: what happened, without who. */
     void (*lost)(void *user, uint32_t peer, int code, const char *text);
     void *user;
 };
@@ -57,8 +58,8 @@ struct star_config {
      * route would use, else loopback's. Ports first..last; 0, 0: any. */
     const char *interface;
     uint16_t port_first, port_last;
-    uint64_t beat_ns, lost_ns;    /* 0: the defaults */
-    uint64_t connect_timeout_ns;  /* nodes: the first connection, retries included; 0: 10 s */
+    uint64_t beat_ns, lost_ns;   /* 0: the defaults; else 1 ms or more, and 4 beats or more */
+    uint64_t connect_timeout_ns; /* nodes: the first connection, retries included; 0: 10 s */
     struct star_callbacks callbacks;
 };
 
@@ -69,13 +70,16 @@ int star_root(const struct star_config *config, struct star **ret_star,
 /* Connects in the background, to one address only. */
 int star_node(const struct star_config *config, const struct job_address *root,
               struct star **ret_star);
-/* Queued; copied. GW_E_LIMIT: too much waits for that peer already, and it is given up (lost). */
+/* Queued; copied. GW_E_LIMIT: too much waits for that peer already, and it is given up (lost);
+ * GW_E_NOT_FOUND: no such peer, or it is lost or dropped; GW_E_INVALID: too long; GW_E_NOMEM. */
 int star_send(struct star *star, uint32_t peer, const void *bytes, size_t count);
-/* What is queued goes out, for a second at most, then the peer hears that it was sent away. */
+/* What is queued goes out, for a second at most, then the peer hears that it was sent away.
+ * No callback about it follows here. */
 void star_drop(struct star *star, uint32_t peer);
 /* Root: strangers are refused from now on; nodes that are known may come back. */
 void star_close_door(struct star *star);
-/* Joins the thread; what is queued is sent, for a second at most. NULL-safe; no callback after. */
+/* Joins the thread; what is queued is sent, for a second at most. NULL-safe; no callback after. From
+ * a callback too. Its memory goes with the next turn of config.loop. */
 struct star *star_free(struct star *star);
 
 /* "10.0.0.1:46200", "[fd00::1]:46200" */
