@@ -179,13 +179,15 @@ struct gw_stats_page {
     uint64_t steps;
     uint64_t started_ns;
     uint64_t memory_bytes;   /* of all arenas */
-    uint64_t calls[5];       /* by enum gw_kind, rank 0's */
+    uint64_t calls[5];       /* by enum gw_kind, rank 0's; where it is not, of the first that is */
     uint64_t payload_bytes[5];
     uint64_t moved_bytes[5];
     char name[GW_LABEL_MAX + 1];
     char wait[GW_TEXT_MAX + 1]; /* what the job waits for, if it stalls; else "" */
     char device[16];            /* "host" */
     char fabric[32];            /* and its order of sums: "local exact" */
+    /* Zeros up to the page's end, for older engines: what is added stands here. */
+    uint64_t cross_node_bytes[5]; /* by enum gw_kind: sent to other nodes by this one */
 };
 
 _Static_assert(sizeof(struct gw_shm_slot) == 64, "slot is a cache line");

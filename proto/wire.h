@@ -175,6 +175,7 @@ struct wire_job {
     uint32_t uid, engine_pid, state, world, ranks_present, stage, generation;
     uint64_t steps, age_ns, memory_bytes;
     uint64_t calls[GW_KINDS], payload_bytes[GW_KINDS], moved_bytes[GW_KINDS];
+    uint64_t cross_node_bytes[GW_KINDS];
 };
 
 #define WIRE_JOBS_PER_FRAME 32u

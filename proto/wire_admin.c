@@ -80,6 +80,8 @@ static const struct wire_field job[] = {
               GW_KINDS, NULL),
     WIRE_LIST(WIRE_F_FIRST_U64S, Job, struct wire_job, , moved_bytes, WIRE_NO_COUNT, false, 0,
               GW_KINDS, NULL),
+    WIRE_LIST(WIRE_F_FIRST_U64S, Job, struct wire_job, , cross_node_bytes, WIRE_NO_COUNT, false, 0,
+              GW_KINDS, NULL),
 };
 static WIRE_TABLE(table_job, job, job, struct wire_job, NULL);
 

@@ -136,15 +136,16 @@ static json_t *json_job(const struct wire_job *job)
     tag_to_hex(job->tag, tag);
     return json_pack(
         "{s:s, s:o, s:I, s:I, s:s, s:I, s:I, s:o, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, "
-        "s:o}",
+        "s:o, s:o}",
         "tag", tag, "name", json_text(job->name), "uid", (json_int_t)job->uid, "engine_pid",
         (json_int_t)job->engine_pid, "state", state_name(job->state), "world",
         (json_int_t)job->world, "ranks_present", (json_int_t)job->ranks_present, "stage", stage,
         "generation", (json_int_t)job->generation, "steps", json_u64(job->steps), "age_ns",
         json_u64(job->age_ns), "memory_bytes", json_u64(job->memory_bytes), "calls",
         json_kinds(job->calls), "payload_bytes", json_kinds(job->payload_bytes), "moved_bytes",
-        json_kinds(job->moved_bytes), "wait", json_text(job->wait), "device",
-        json_text(job->device), "fabric", json_text(job->fabric));
+        json_kinds(job->moved_bytes), "cross_node_bytes", json_kinds(job->cross_node_bytes), "wait",
+        json_text(job->wait), "device", json_text(job->device), "fabric",
+        json_text(job->fabric));
 }
 
 static uint32_t hidden_jobs(const struct ctl_jobs *jobs)

@@ -82,9 +82,9 @@ static void write_stats(FILE *file, const struct gw_stats *stats)
         fprintf(file,
                 "%s\n      \"%s\": {\"calls\": %" PRIu64 ", \"payload_bytes\": %" PRIu64
                 ", \"padding_bytes\": %" PRIu64 ", \"ring_bytes\": %" PRIu64
-                ", \"moved_bytes\": %" PRIu64 "}",
+                ", \"moved_bytes\": %" PRIu64 ", \"cross_node_bytes\": %" PRIu64 "}",
                 k == 0 ? "" : ",", kinds[k], c->calls, c->payload_bytes, c->padding_bytes,
-                c->ring_bytes, c->moved_bytes);
+                c->ring_bytes, c->moved_bytes, c->cross_node_bytes);
     }
     fprintf(file, "},\n    \"memory_bytes\": {");
     for (int m = 0; m < GW_MEMORIES; m++)

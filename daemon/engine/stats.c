@@ -11,10 +11,31 @@
 
 #include "daemon/engine/engine.h"
 
+/* What this node sent is counted for whichever of its ranks; the rest is one rank's. */
+static void write_figures(struct engine *engine, struct gw_stats_page *page)
+{
+    struct gw_counters kinds[GW_KINDS];
+    bool shown = false;
+
+    for (uint32_t rank = 0; rank < page->world; rank++) {
+        bool first = !shown && (!engine->options.follow || engine->ranks[rank]);
+
+        job_counters(engine->job, rank, kinds);
+        shown = shown || first;
+        for (uint32_t kind = 0; kind < GW_KINDS; kind++) {
+            page->cross_node_bytes[kind] += kinds[kind].cross_node_bytes;
+            if (!first)
+                continue;
+            page->calls[kind] = kinds[kind].calls;
+            page->payload_bytes[kind] = kinds[kind].payload_bytes;
+            page->moved_bytes[kind] = kinds[kind].moved_bytes;
+        }
+    }
+}
+
 static void write_page(struct engine *engine)
 {
     const struct core *core = job_core(engine->job);
-    struct gw_counters kinds[GW_KINDS];
     struct gw_stats_page page = {
         .state = core_state(core),
         .ranks_present = (uint32_t)__builtin_popcountll(core_present(core)),
@@ -27,12 +48,7 @@ static void write_page(struct engine *engine)
     uint32_t sequence = atomic_load_explicit(&engine->stats->sequence, memory_order_relaxed);
 
     page.world = job_world(engine->job);
-    job_counters(engine->job, 0, kinds);
-    for (uint32_t kind = 0; kind < GW_KINDS; kind++) {
-        page.calls[kind] = kinds[kind].calls;
-        page.payload_bytes[kind] = kinds[kind].payload_bytes;
-        page.moved_bytes[kind] = kinds[kind].moved_bytes;
-    }
+    write_figures(engine, &page);
     memcpy(page.name, engine->name, sizeof(page.name));
     memcpy(page.wait, engine->wait, sizeof(page.wait));
     snprintf(page.device, sizeof(page.device), "%s", job_device_name(engine->job));

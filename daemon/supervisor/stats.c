@@ -107,6 +107,7 @@ void stats_job(const struct engine *engine, struct stats_text *text, struct wire
         memcpy(job.calls, page.calls, sizeof(job.calls));
         memcpy(job.payload_bytes, page.payload_bytes, sizeof(job.payload_bytes));
         memcpy(job.moved_bytes, page.moved_bytes, sizeof(job.moved_bytes));
+        memcpy(job.cross_node_bytes, page.cross_node_bytes, sizeof(job.cross_node_bytes));
         (void)escape_text(page.name, strnlen(page.name, sizeof(page.name)), text->name,
                           sizeof(text->name));
         (void)escape_text(page.wait, strnlen(page.wait, sizeof(page.wait)), text->wait,

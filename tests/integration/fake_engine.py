@@ -4,8 +4,8 @@
 
 $GRADWIRE_FAKE is what it does wrong: mute, die, refuse, garbage, deaf (takes no adoption),
 stubborn (does not end when told), stray (follows no tag that it was given), hostile (scribbles over
-its statistics page). With "hold " before it, it first waits for a file beside the runtime
-directory, <directory>.go.
+its statistics page), older (its page ends before cross_node_bytes). With "hold " before it, it
+first waits for a file beside the runtime directory, <directory>.go.
 It ends --linger-ns after its last client has left.
 """
 import argparse
@@ -25,7 +25,7 @@ import wire  # noqa: E402
 
 MODE = os.environ.get("GRADWIRE_FAKE", "")
 HOLD, MODE = MODE.startswith("hold"), MODE.removeprefix("hold").strip()
-STATS = struct.Struct("<IIII I IIIII QQQ 5Q 5Q 5Q 64s 496s 16s 32s")
+STATS = struct.Struct("<IIII I IIIII QQQ 5Q 5Q 5Q 64s 496s 16s 32s 5Q")
 
 
 def options():
@@ -44,14 +44,15 @@ def options():
 def write_stats(page, clients, name=b"fake", wait=b""):
     values = [0x31485347, 1, 4, STATS.size, 0, 3, 4, clients, 2, 1, 7, 0, 1 << 20]
     values += [1, 2, 3, 4, 5] + [10] * 5 + [20] * 5
-    page[:STATS.size] = STATS.pack(*values, name, wait, b"fake", b"fake exact")
+    stats = STATS.pack(*values, name, wait, b"fake", b"fake exact", *range(30, 35))
+    page[:STATS.size - (40 if MODE == "older" else 0)] = stats[:-40 if MODE == "older" else None]
 
 
 def scribble(page):
     """Huge numbers, a name without an end, control characters."""
     page[16:] = b"\xff" * (len(page) - 16)
     page[16:20] = struct.pack("<I", 2)
-    at = STATS.size - 32 - 16 - 496 - 64
+    at = STATS.size - 40 - 32 - 16 - 496 - 64
     page[at:at + 64] = b"\x1b[2J\n\x07" + b"x" * 58
 
 

@@ -292,12 +292,22 @@ def test_status_and_jobs_as_json(make_daemon):
         assert job["calls"] == dict(zip(kinds, [1, 2, 3, 4, 5]))
         assert job["payload_bytes"] == dict.fromkeys(kinds, 10)
         assert job["moved_bytes"] == dict.fromkeys(kinds, 20)
+        assert job["cross_node_bytes"] == dict(zip(kinds, [30, 31, 32, 33, 34]))
         assert 0 < job["age_ns"] < 600e9 * SLOWER
         table = daemon.ctl("jobs").stdout.splitlines()
         assert table[0].split() == ["JOB", "NAME", "USER", "STATE", "RANKS", "DEVICE", "FABRIC",
                                     "STAGE", "STEPS", "AGE", "MEMORY", "PID"]
         for word in (job["tag"], "fake", "running", "1/4", "1.0", "MiB", str(pid)):
             assert word in table[1].split(), table
+        client.close()
+
+
+def test_what_an_older_engine_does_not_count_is_zero(make_daemon):
+    with make_daemon("older") as daemon:
+        client, _ = new_job(daemon)
+        job = until(lambda: [j for j in daemon.jobs() if j["world"]])[0]
+        assert set(job["moved_bytes"].values()) == {20}
+        assert set(job["cross_node_bytes"].values()) == {0}
         client.close()
 
 

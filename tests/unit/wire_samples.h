@@ -96,11 +96,13 @@ static void samples_lists(void)
                                  2,
                                  {0},
                                  {0},
+                                 {0},
                                  {0}};
         for (unsigned k = 0; k < GW_KINDS; k++) {
             job->calls[k] = UINT64_MAX - k;
             job->payload_bytes[k] = k;
             job->moved_bytes[k] = (uint64_t)k << 60;
+            job->cross_node_bytes[k] = UINT64_MAX / (k + 1);
         }
     }
 }
