@@ -72,3 +72,26 @@ bool pool_give(struct pool *pool, uint64_t offset)
     }
     return false;
 }
+
+void pool_copy(struct pool *to, const struct pool *from)
+{
+    to->count = from->count;
+    memcpy(to->ranges, from->ranges, from->count * sizeof(from->ranges[0]));
+}
+
+struct pool_room pool_room(const struct pool *pool)
+{
+    struct pool_room room = {0};
+    uint64_t at = 0;
+
+    for (size_t i = 0; i <= pool->count; i++) {
+        uint64_t end = i < pool->count ? pool->ranges[i].offset : pool->capacity;
+
+        room.free_bytes += end - at;
+        if (end - at > room.gap_bytes)
+            room.gap_bytes = end - at;
+        if (i < pool->count)
+            at = end + pool->ranges[i].bytes;
+    }
+    return room;
+}

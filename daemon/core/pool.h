@@ -20,5 +20,12 @@ struct pool *pool_free(struct pool *pool);
 bool pool_take(struct pool *pool, uint64_t bytes, uint64_t *ret_offset);
 /* Gives back the range that starts at offset. False: none does. */
 bool pool_give(struct pool *pool, uint64_t offset);
+/* *to, made like *from, becomes equal to it: to try what would fit. */
+void pool_copy(struct pool *to, const struct pool *from);
+/* Bytes that are free, in all and in the largest gap. */
+struct pool_room {
+    uint64_t free_bytes, gap_bytes;
+};
+struct pool_room pool_room(const struct pool *pool);
 
 #endif

@@ -5,7 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/core/pool.h"
 #include "gradwire/errors.h"
 
 /* A step may fetch each unit several times (forward, backward, recomputation, shared modules). */
@@ -40,6 +39,7 @@ struct prefetch {
     const struct gw_layout_unit *units;
     struct prefetch_config config;
     struct pool *pool;
+    struct pool *trial; /* what it would be */
     uint64_t pool_at; /* where it begins: behind persistent parameters */
     bool whole; /* the pool holds all units: each has its own place */
     struct residency *residencies; /* by fetch unit */
@@ -90,7 +90,9 @@ static int allocate(struct prefetch *plan, const struct gw_layout_page *page, ui
         if (!plan->orders[o].units)
             return GW_E_NOMEM;
     }
-    return pool_new(pool_bytes, page->fetch_units, &plan->pool);
+    if (pool_new(pool_bytes, page->fetch_units, &plan->pool) < 0)
+        return GW_E_NOMEM;
+    return pool_new(pool_bytes, page->fetch_units, &plan->trial);
 }
 
 static void set_sizes(struct prefetch *plan, const struct gw_layout_page *page,
@@ -139,6 +141,7 @@ struct prefetch *prefetch_free(struct prefetch *plan)
     if (!plan)
         return NULL;
     pool_free(plan->pool);
+    pool_free(plan->trial);
     free(plan->residencies);
     free(plan->residents);
     free(plan->changed);
@@ -185,6 +188,12 @@ static void note_change(struct prefetch *plan, uint32_t f)
     plan->changed[plan->changed_count++] = f;
 }
 
+/* Places change: else each unit has its own, or tests want all at one. */
+static bool allots(const struct prefetch *plan)
+{
+    return !plan->config.no_pool_free && !plan->whole;
+}
+
 static void end_residency(struct prefetch *plan, uint32_t f)
 {
     struct residency *at = &plan->residencies[f];
@@ -200,19 +209,15 @@ static void end_residency(struct prefetch *plan, uint32_t f)
         plan->ahead_bytes -= at->bytes;
         plan->figures.drops++;
     }
-    if (!plan->config.no_pool_free && !plan->whole)
+    if (allots(plan))
         (void)pool_give(plan->pool, at->offset - plan->pool_at);
 }
 
 static bool take_room(struct prefetch *plan, const struct residency *at, uint64_t *ret_offset)
 {
-    uint64_t offset;
+    uint64_t offset = plan->config.no_pool_free ? 0 : at->own_offset;
 
-    if (plan->config.no_pool_free)
-        offset = 0;
-    else if (plan->whole)
-        offset = at->own_offset;
-    else if (!pool_take(plan->pool, at->bytes, &offset))
+    if (allots(plan) && !pool_take(plan->pool, at->bytes, &offset))
         return false;
     *ret_offset = plan->pool_at + offset;
     return true;
@@ -275,6 +280,29 @@ static bool drop_kept(struct prefetch *plan, uint32_t from)
         return false;
     end_residency(plan, last);
     return true;
+}
+
+/* Giving up all that drop_kept would makes room. */
+static bool kept_make_room(struct prefetch *plan, const struct residency *at, uint32_t from)
+{
+    const struct order *order = followed(plan);
+    uint64_t left = plan->resident_bytes, offset;
+
+    plan->searches++;
+    for (uint32_t i = plan->next; i < from; i++)
+        plan->residencies[order->units[i]].seen = plan->searches;
+    pool_copy(plan->trial, plan->pool);
+    for (uint32_t i = 0; i < plan->resident_count; i++) {
+        const struct residency *kept = &plan->residencies[plan->residents[i]];
+
+        if (!kept->kept || kept->seen == plan->searches)
+            continue;
+        left -= kept->bytes;
+        if (allots(plan))
+            (void)pool_give(plan->trial, kept->offset - plan->pool_at);
+    }
+    return left + at->bytes <= plan->config.budget_bytes &&
+           (!allots(plan) || pool_take(plan->trial, at->bytes, &offset));
 }
 
 /* Gives up the residency that was gathered ahead last (so the one needed last). False: none. */
@@ -437,16 +465,16 @@ void prefetch_release(struct prefetch *plan, uint32_t unit)
         leave(plan, f);
 }
 
-/* after: its place in the order followed + 1. */
+/* after: its place in the order followed + 1. What is kept is not given up for nothing. */
 static bool room_ahead(struct prefetch *plan, const struct residency *at, uint32_t after,
                        uint64_t *ret_offset)
 {
-    while (plan->resident_bytes + at->bytes > plan->config.budget_bytes) {
-        if (!drop_kept(plan, after))
-            return false;
-    }
-    while (!take_room(plan, at, ret_offset)) {
-        if (!drop_kept(plan, after))
+    bool will = false;
+
+    while (plan->resident_bytes + at->bytes > plan->config.budget_bytes ||
+           !take_room(plan, at, ret_offset)) {
+        will = will || kept_make_room(plan, at, after);
+        if (!will || !drop_kept(plan, after))
             return false;
     }
     return true;
@@ -579,6 +607,11 @@ struct prefetch_figures prefetch_figures(const struct prefetch *plan)
 
     figures.bytes_now = plan->resident_bytes;
     return figures;
+}
+
+struct pool_room prefetch_room(const struct prefetch *plan)
+{
+    return pool_room(plan->pool);
 }
 
 uint32_t prefetch_sequence_max(const struct prefetch *plan)

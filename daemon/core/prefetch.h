@@ -22,7 +22,7 @@
  * With reuse_bytes a residency that would end is kept as if gathered ahead, while the budget holds,
  * if on the order followed less than so many bytes of others are fetched before it is again. Kept
  * ones give way first: to fetches, the one needed last first; to a gather ahead, if needed later
- * than that.
+ * than that and if it makes room.
  *
  * All residencies together take at most budget + the largest fetch unit. Persistent parameters are
  * none of it: their fetch unit is never planned.
@@ -34,6 +34,7 @@
 #include <stdint.h>
 
 #include "daemon/core/layout.h"
+#include "daemon/core/pool.h"
 #include "proto/place.h"
 
 struct prefetch;
@@ -65,7 +66,7 @@ struct prefetch *prefetch_free(struct prefetch *plan);
 
 /* The rank fetches a registered unit with a fetch unit of which it gathers bytes. 0: that one is
  * gathered or being gathered, at *ret_gather; 1: the caller gathers it to *ret_gather now;
- * GW_E_BUDGET: the units held leave no room. */
+ * GW_E_BUDGET: the units held leave no room, in all or in one piece. */
 int prefetch_fetch(struct prefetch *plan, uint32_t unit, struct prefetch_gather *ret_gather);
 /* ... and releases it: once for each fetch. */
 void prefetch_release(struct prefetch *plan, uint32_t unit);
@@ -89,6 +90,8 @@ bool prefetch_is_fresh(const struct prefetch *plan, uint32_t unit, uint64_t *ret
 bool prefetch_has_more(const struct prefetch *plan, uint32_t *ret_ahead);
 
 struct prefetch_figures prefetch_figures(const struct prefetch *plan);
+/* What the units held leave of the pool, after GW_E_BUDGET. */
+struct pool_room prefetch_room(const struct prefetch *plan);
 /* The largest number of residencies a step's sequence may hold; later ones are not recorded. */
 uint32_t prefetch_sequence_max(const struct prefetch *plan);
 

@@ -69,6 +69,36 @@ static void refuses_what_it_cannot_do(void **state)
     assert_null(pool_free(NULL));
 }
 
+static void a_copy_tries_what_would_fit(void **state)
+{
+    struct pool *pool, *trial;
+    struct pool_room room;
+
+    (void)state;
+    assert_int_equal(pool_new(100, 4, &pool), 0);
+    assert_int_equal(pool_new(100, 4, &trial), 0);
+    room = pool_room(pool);
+    assert_int_equal(room.free_bytes, 100);
+    assert_int_equal(room.gap_bytes, 100);
+    assert_int_equal(take(pool, 20), 0);
+    assert_int_equal(take(pool, 30), 20);
+    assert_int_equal(take(pool, 25), 50);
+    assert_true(pool_give(pool, 20));
+    room = pool_room(pool); /* 20..50 and 75..100 */
+    assert_int_equal(room.free_bytes, 55);
+    assert_int_equal(room.gap_bytes, 30);
+    pool_copy(trial, pool);
+    assert_true(pool_give(trial, 50));
+    assert_int_equal(take(trial, 80), 20);
+    room = pool_room(trial);
+    assert_int_equal(room.free_bytes, 0);
+    assert_int_equal(room.gap_bytes, 0);
+    assert_int_equal(take(pool, 31), UINT64_MAX);
+    assert_int_equal(take(pool, 30), 20);
+    pool_free(pool);
+    pool_free(trial);
+}
+
 /* Against a byte map, through 20,000 steps of a fixed pseudo-random sequence. */
 static void agrees_with_a_map_of_bytes(void **state)
 {
@@ -115,6 +145,7 @@ int main(void)
         cmocka_unit_test(takes_the_first_gap_that_fits),
         cmocka_unit_test(neighbouring_gaps_become_one),
         cmocka_unit_test(refuses_what_it_cannot_do),
+        cmocka_unit_test(a_copy_tries_what_would_fit),
         cmocka_unit_test(agrees_with_a_map_of_bytes),
     };
 

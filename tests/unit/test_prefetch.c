@@ -609,6 +609,76 @@ static void nothing_is_kept_beyond_the_budget(void **state)
     close_plan(plan);
 }
 
+/* Of a budget of 30 elements 10 are held: giving up what is kept, 10, makes no room for the 25 that
+ * come before it in the order. */
+static void what_is_kept_is_not_given_up_where_the_budget_is_too_small(void **state)
+{
+    static const uint64_t numels[] = {10, 10, 25};
+    struct plan *plan = open_reuse(numels, 3, 1, 30, 25, 1000);
+
+    (void)state;
+    for (uint32_t i = 0; i < 4; i++)
+        use(plan, (const uint32_t[]){0, 1, 2, 0}[i]);
+    prefetch_step_end(plan->plan);
+    use(plan, 0); /* kept: 35 until it is fetched again */
+    assert_true(fetch(plan, 1) >= 0);
+    assert_int_equal(prefetch_figures(plan->plan).bytes_now, (10 + 10) * 4);
+    log_of(plan);
+    release(plan, 1); /* now it does */
+    assert_string_equal(log_of(plan), "a2");
+    assert_int_equal(prefetch_figures(plan->plan).bytes_now, 25 * 4);
+    close_plan(plan);
+}
+
+/* A pool of 16 elements, 12 and the largest. Units of 1 and 3 alternate in it; those of 1 are held.
+ */
+static struct plan *open_pieces(void)
+{
+    static const uint64_t numels[] = {1, 3, 1, 3, 1, 3, 1, 3, 4};
+    struct plan *plan = open_reuse(numels, 9, 1, 12, 4, 1000);
+
+    for (uint32_t u = 0; u < 8; u++)
+        assert_int_equal(fetch(plan, u), 1);
+    for (uint32_t u = 0; u < 8; u++)
+        release(plan, u);
+    use(plan, 8);
+    use(plan, 1);
+    prefetch_step_end(plan->plan);
+    for (uint32_t u = 0; u < 8; u++)
+        assert_true(fetch(plan, u) >= 0);
+    for (uint32_t u = 8; u-- > 0;) {
+        if (u % 2) /* 1 last: it is kept */
+            release(plan, u);
+    }
+    return plan;
+}
+
+static void what_is_kept_is_not_given_up_where_the_pool_is_in_pieces(void **state)
+{
+    struct plan *plan = open_pieces();
+
+    (void)state;
+    assert_int_equal(prefetch_figures(plan->plan).bytes_now, (4 + 3) * 4);
+    assert_int_equal(fetch(plan, 1), 0);
+    close_plan(plan);
+}
+
+static void what_is_free_may_be_in_pieces(void **state)
+{
+    struct plan *plan = open_pieces();
+    struct pool_room room;
+
+    (void)state;
+    assert_int_equal(fetch(plan, 8), GW_E_BUDGET); /* 8 of the budget's 12 elements with it */
+    room = prefetch_room(plan->plan);
+    assert_int_equal(room.free_bytes, 12 * 4);
+    assert_int_equal(room.gap_bytes, 3 * 4);
+    log_of(plan);
+    release(plan, 0); /* it lay beside a gap */
+    assert_string_equal(log_of(plan), "a8");
+    close_plan(plan);
+}
+
 /* D01: the second of three is used in every other step. Never fatal; what is kept unused goes at
  * the step's end and is nobody's misjudgement. */
 static void test_d01_a_toggled_unit(void **state)
@@ -854,6 +924,9 @@ int main(void)
         cmocka_unit_test(kept_units_give_way_the_one_needed_last_first),
         cmocka_unit_test(kept_units_give_way_to_fetches),
         cmocka_unit_test(nothing_is_kept_beyond_the_budget),
+        cmocka_unit_test(what_is_kept_is_not_given_up_where_the_budget_is_too_small),
+        cmocka_unit_test(what_is_kept_is_not_given_up_where_the_pool_is_in_pieces),
+        cmocka_unit_test(what_is_free_may_be_in_pieces),
         cmocka_unit_test(test_d01_a_toggled_unit),
         cmocka_unit_test(test_d07_the_budget_holds),
         cmocka_unit_test(reset_ends_what_is_kept),
