@@ -8,6 +8,11 @@
  */
 #include "daemon/core/zero_internal.h"
 
+static unsigned long long number(uint64_t value)
+{
+    return (unsigned long long)value;
+}
+
 static uint64_t *unit_fetches(const struct zero *z, uint32_t rank, uint32_t unit)
 {
     return &z->unit_fetches[(size_t)rank * z->units + unit];
@@ -227,10 +232,13 @@ static void gather_ahead(struct zero *z, uint32_t rank, uint64_t step)
         (void)launch_gather(z, rank, &gather, step, true);
 }
 
+/* Bytes enough may be free, but in pieces: units held cannot move. */
 static int fail_budget(struct zero *z, uint32_t rank, uint32_t unit)
 {
     uint32_t fetch_unit = layout_units(z->layout)[unit].fetch_unit;
-    struct prefetch_figures figures = prefetch_figures(z->ranks[rank].plan);
+    uint64_t bytes = place_fetch_bytes(z->ranks[rank].place, fetch_unit);
+    uint64_t held = prefetch_figures(z->ranks[rank].plan).bytes_now;
+    struct pool_room room = prefetch_room(z->ranks[rank].plan);
     struct text text;
     int r;
 
@@ -238,9 +246,14 @@ static int fail_budget(struct zero *z, uint32_t rank, uint32_t unit)
     text_add(&text, "rank %u fetched unit '", rank);
     text_add_escaped(&text, zero_unit_name(z, unit));
     text_add(&text, "' of %llu bytes, but holds %llu bytes of other units with a gather budget of "
-             "%llu: release units earlier, or raise gather_bytes",
-             (unsigned long long)place_fetch_bytes(z->ranks[rank].place, fetch_unit),
-             (unsigned long long)figures.bytes_now, (unsigned long long)z->options.gather_bytes);
+             "%llu: ", number(bytes), number(held), number(z->options.gather_bytes));
+    if (room.free_bytes >= bytes)
+        text_add(&text, "of its pool %llu bytes are free, but at most %llu in one piece, between "
+                 "units held: release the oldest first, ", number(room.free_bytes),
+                 number(room.gap_bytes));
+    else
+        text_add(&text, "release units earlier, ");
+    text_add(&text, "or raise gather_bytes");
     return r;
 }
 

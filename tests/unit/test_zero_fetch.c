@@ -231,6 +231,27 @@ static void the_budget_fault_names_unit_and_sizes(void **state)
     fx_free(fx);
 }
 
+/* Units of 1 and 3 elements fill the pool; those of 3 are released, and one of 4 finds no place. */
+static void the_budget_fault_tells_of_a_pool_in_pieces(void **state)
+{
+    struct fx *fx = fx_new(3, 1, 1, 1);
+
+    (void)state;
+    fx->options.gather_bytes = 12 * 4; /* and one more: 16 elements */
+    fx_open(fx, 0, 1, 3, 1, 3, 1, 3, 1, 3, 4);
+    for (uint32_t u = 0; u < 8; u++)
+        assert_int_equal(fx_unit(fx, 0, WIRE_FETCH, u), 0);
+    for (uint32_t u = 1; u < 8; u += 2)
+        assert_int_equal(fx_unit(fx, 0, WIRE_RELEASE, u), 0);
+    assert_int_equal(fx_unit(fx, 0, WIRE_FETCH, 8), GW_E_BUDGET);
+    assert_string_equal(fx->fault.text,
+                        "rank 0 fetched unit 'p8' of 16 bytes, but holds 16 bytes of other units "
+                        "with a gather budget of 48: of its pool 48 bytes are free, but at most 12 "
+                        "in one piece, between units held: release the oldest first, or raise "
+                        "gather_bytes");
+    fx_free(fx);
+}
+
 static void releases_and_ends_that_do_not_fit(void **state)
 {
     struct fx *fx;
@@ -284,6 +305,7 @@ int main(void)
         cmocka_unit_test(ranks_fetch_what_they_like),
         cmocka_unit_test(early_fetches_are_served_in_order),
         cmocka_unit_test(the_budget_fault_names_unit_and_sizes),
+        cmocka_unit_test(the_budget_fault_tells_of_a_pool_in_pieces),
         cmocka_unit_test(releases_and_ends_that_do_not_fit),
         cmocka_unit_test(steps_without_units_end),
     };
