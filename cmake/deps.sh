@@ -49,6 +49,7 @@ openmpi-bin command mpirun.openmpi
 libopenmpi-dev mpi_header openmpi
 python3-numpy module numpy
 strace command strace
+librsvg2-bin command rsvg-convert
 systemd command systemd-analyze
 "
 

@@ -24,7 +24,7 @@
 enum {
     EX_WRONG = 1, /* values were not what they must be */
     BENCH_LIST = 16,
-    BENCH_SYSTEMS = 4,
+    BENCH_READY_PARAMS = 1000,
 };
 
 enum bench_op {
@@ -34,6 +34,9 @@ enum bench_op {
     BENCH_LATENCY, /* an all-reduce, 4 KiB unless told */
     BENCH_FETCH,
     BENCH_STEP,
+    BENCH_READY,
+    BENCH_STORM,
+    BENCH_IDLE,
     BENCH_OPS
 };
 
@@ -47,28 +50,52 @@ enum bench_variant {
     VARIANT_STAGE1,
     VARIANT_STAGE2,
     VARIANT_STAGE3,
+    VARIANT_OVERLAP,
+    VARIANT_OVERLAP_OFF,
+    VARIANT_CREATE,
+    VARIANT_JOIN,
+    VARIANT_COMPLETE,
+    VARIANT_GRADWIRED,
+    VARIANT_GRADWIRED_JOB,
+    VARIANT_ENGINE,
     VARIANTS
 };
 
-extern const char *const bench_op_names[BENCH_OPS];
+/* What an op is, once for options, cases, output and plot. */
+struct bench_op_traits {
+    const char *name;
+    const char *sizes;         /* unless told; NULL: it has none */
+    uint32_t granule;          /* values that a size is rounded down to: so many, */
+    bool per_rank;             /* for each rank */
+    bool has_limit, has_peers; /* also measured there */
+    bool has_bandwidth;
+    enum bench_variant first, last; /* its variants, one case each */
+};
+extern const struct bench_op_traits bench_ops[BENCH_OPS];
+/* Bytes that a size is rounded down to. */
+uint64_t bench_granule(enum bench_op op, uint64_t ranks, uint32_t dtype);
 extern const char *const bench_variant_names[VARIANTS]; /* NULL: none */
+extern const char *const bench_dtype_names[GW_DTYPES];
 
 struct bench_options {
     enum bench_op op;
     uint64_t ranks[BENCH_LIST], sizes[BENCH_LIST];
-    uint32_t ranks_count, sizes_count;
+    uint32_t dtypes[BENCH_LIST];
+    uint32_t ranks_count, sizes_count, dtypes_count;
+    uint64_t jobs;       /* of a storm */
     uint64_t iterations; /* per case and system; 0: by time */
     int64_t budget_ns;   /* per case and system */
     uint64_t rounds;
-    bool json, peers, is_private;
-    const char *socket, *gradwired, *engine;
+    bool json, peers, install_peers, is_private;
+    const char *plot, *peers_root, *socket, *gradwired, *engine;
 };
 
 struct bench_case {
     enum bench_op op;
     enum bench_variant variant;
+    uint32_t dtype; /* enum gw_dtype */
     uint32_t ranks;
-    uint64_t bytes; /* after rounding down to whole elements of all ranks */
+    uint64_t bytes; /* after rounding down to whole values of all ranks; 0: it has none */
 };
 
 /* All samples of one system in one case. */
@@ -77,29 +104,54 @@ struct bench_samples {
     size_t count, room;
 };
 
+/* Of a gwbench's run, while it lasts. */
+struct bench {
+    struct bench_options options;
+    struct bench_daemon {
+        int pid; /* 0: none */
+        char runtime[128], socket[160];
+    } daemon;
+    struct peers *peers;
+    char directory[96];
+    const char *socket;
+    bool failed; /* clients of a storm did: what they say is the row, and EX_SOFTWARE the end */
+};
+
 /* 0, an exit code after a message, or -1: --help or --version was printed, end with 0. */
 int options_parse(int argc, char **argv, struct bench_options *ret_options);
 
 /* daemon.c: a gradwired of our own under `directory`; its socket's path. Exit codes. */
-struct bench_daemon {
-    int pid; /* 0: none */
-    char runtime[128], socket[160];
-};
 int daemon_start(struct bench_daemon *daemon, const char *directory,
                  const struct bench_options *options);
 /* When its engines have gone; false: something did not end by itself. */
 bool daemon_stop(struct bench_daemon *daemon);
 void remove_tree(const char *path);
 
-/* output.c */
+/* case.c: cases of all variants of the op, one after the other. Exit codes. */
+int cases_run(struct bench *bench, const struct bench_case *base);
+/* storm.c, idle.c */
+int storm_run(struct bench *bench, uint32_t ranks);
+int idle_run(struct bench *bench, uint32_t ranks);
+
+/* samples.c */
 void samples_add(struct bench_samples *samples, uint64_t ns);
 void samples_clear(struct bench_samples *samples);
-void output_begin(const struct bench_options *options);
-void output_row(const struct bench_options *options, const struct bench_case *what,
-                const char *system, struct bench_samples *samples, uint64_t limit_p50_ns);
-/* 0, or EX_IOERR. */
-int output_end(const struct bench_options *options);
+/* Nearest rank; sorts. 0 without samples. */
 uint64_t samples_percentile(struct bench_samples *samples, uint32_t percent);
+
+/* output.c: a table as rows come, or one JSON document at the end. */
+void output_begin(const struct bench_options *options);
+/* figures: FIGURES of them, NAN where there is none; NULL: none at all. Exit codes. */
+int output_row(const struct bench_options *options, const struct bench_case *what,
+               const char *system, struct bench_samples *samples, uint64_t limit_p50_ns,
+               const double *figures);
+int output_end(const struct bench *bench);
+/* plot.c: size against bandwidth of all rows. check: 0, or EX_USAGE after a message. */
+int plot_check(const char *path);
+int plot_write(const struct bench *bench);
+/* machine.c: its JSON object; no names, no paths. */
+void machine_print(void);
+void machine_begin(void);
 
 uint64_t bench_now_ns(void);
 /* Set by SIGINT, SIGTERM and SIGHUP: every wait of the coordinator ends. */

@@ -8,6 +8,7 @@
 
 static const char usage[] =
     "usage: gwbench OP [options]\n"
+    "       gwbench --install-peers [--peers-dir DIR]\n"
     "\n"
     "  reduce-scatter       sums of all ranks' buffers, a slice for each\n"
     "  all-gather           a fetch of mapped parameters (moves nothing); with --private, a copy\n"
@@ -15,17 +16,26 @@ static const char usage[] =
     "  all-reduce           sums of all ranks' buffers, whole for each\n"
     "  latency              an all-reduce of 4 KiB, from the call to the wake-up\n"
     "  fetch                a fetch of private parameters: not foreseen (miss), prefetched (hit)\n"
-    "  step                 an optimizer step that computes nothing, stages 0 to 3\n"
+    "  step                 an optimizer step that computes nothing, stages 0 to 3; and stage 2\n"
+    "                       beside a backward pass on a simulated link, with and without overlap\n"
+    "  ready                what it costs to mark one of 1000 parameters' gradients ready\n"
+    "  storm                clients that create and join jobs all at once\n"
+    "  idle                 wake-ups and memory of processes that have nothing to do\n"
     "\n"
-    "  --ranks LIST         ranks, each a process (2,4)\n"
-    "  --sizes LIST         bytes of a rank's larger buffer (4K,1M,64M; latency: 4K)\n"
-    "  --dtypes LIST        fp32, the only one that is measured\n"
+    "  --ranks LIST         ranks, each a process (2,4; storm: 4 in each job)\n"
+    "  --sizes LIST         bytes of a rank's larger buffer (4K,1M,64M; latency: 4K; ready: 4M)\n"
+    "  --dtypes LIST        fp32, fp16, bf16; sums are made in fp32 (fp32)\n"
+    "  --jobs N             of a storm (50)\n"
     "  --iterations N       timed ops per case and system\n"
     "  --seconds S          or as many as fit into S seconds (1)\n"
     "  --rounds N           in which the systems take turns (3)\n"
     "  --private            see all-gather\n"
-    "  --peers              also MPICH and Open MPI, where installed\n"
+    "  --peers              also every peer found: MPICH, Open MPI, Intel MPI, oneCCL, gloo\n"
+    "  --peers-dir DIR      where Intel MPI, oneCCL and gloo are (~/.local/share/gradwire/peers)\n"
+    "  --install-peers      bring those three there, by pip, and end (1.5 GB)\n"
     "  --json               one JSON document instead of a table\n"
+    "  --plot FILE          also draw size against bandwidth: FILE.svg, or FILE.png by\n"
+    "                       rsvg-convert (Debian: librsvg2-bin)\n"
     "  --socket PATH        of a running gradwired, instead of a private one\n"
     "  --gradwired PATH     the program to start for a private one\n"
     "  --engine PATH        the engine that it starts\n"
@@ -38,12 +48,16 @@ enum option_key {
     KEY_RANKS = 256,
     KEY_SIZES,
     KEY_DTYPES,
+    KEY_JOBS,
     KEY_ITERATIONS,
     KEY_SECONDS,
     KEY_ROUNDS,
     KEY_PRIVATE,
     KEY_PEERS,
+    KEY_PEERS_DIR,
+    KEY_INSTALL_PEERS,
     KEY_JSON,
+    KEY_PLOT,
     KEY_SOCKET,
     KEY_GRADWIRED,
     KEY_ENGINE,
@@ -55,12 +69,16 @@ static const struct option long_options[] = {
     {"ranks", required_argument, NULL, KEY_RANKS},
     {"sizes", required_argument, NULL, KEY_SIZES},
     {"dtypes", required_argument, NULL, KEY_DTYPES},
+    {"jobs", required_argument, NULL, KEY_JOBS},
     {"iterations", required_argument, NULL, KEY_ITERATIONS},
     {"seconds", required_argument, NULL, KEY_SECONDS},
     {"rounds", required_argument, NULL, KEY_ROUNDS},
     {"private", no_argument, NULL, KEY_PRIVATE},
     {"peers", no_argument, NULL, KEY_PEERS},
+    {"peers-dir", required_argument, NULL, KEY_PEERS_DIR},
+    {"install-peers", no_argument, NULL, KEY_INSTALL_PEERS},
     {"json", no_argument, NULL, KEY_JSON},
+    {"plot", required_argument, NULL, KEY_PLOT},
     {"socket", required_argument, NULL, KEY_SOCKET},
     {"gradwired", required_argument, NULL, KEY_GRADWIRED},
     {"engine", required_argument, NULL, KEY_ENGINE},
@@ -114,50 +132,59 @@ static int parse_list(const char *what, const char *list, bool sizes, uint64_t *
     return 0;
 }
 
-static int parse_dtypes(const char *list)
+static int parse_dtypes(const char *list, struct bench_options *o)
 {
+    static const char why[] = "must be of fp32, fp16 and bf16, as fp32,bf16";
     const char *at = list;
     char word[32];
 
+    o->dtypes_count = 0;
     do {
-        if (!next_word(&at, word, sizeof word))
-            return wrong("--dtypes", list, "must be fp32");
-        if (strcmp(word, "fp32") != 0)
-            return wrong("--dtypes", word, "must be fp32, which is all that is measured");
+        uint32_t dtype = 0;
+
+        if (o->dtypes_count == BENCH_LIST || !next_word(&at, word, sizeof word))
+            return wrong("--dtypes", list, why);
+        while (dtype < GW_DTYPES && strcmp(word, bench_dtype_names[dtype]) != 0)
+            dtype++;
+        if (dtype == GW_DTYPES)
+            return wrong("--dtypes", word, why);
+        o->dtypes[o->dtypes_count++] = dtype;
     } while (*at != 0);
     return 0;
 }
 
-static int parse_one(int key, const char *value, struct bench_options *o)
+static int parse_number(const char *what, const char *value, uint64_t least, uint64_t most,
+                        uint64_t *ret_value)
+{
+    char why[64];
+
+    if (parse_u64(value, least, most, ret_value) >= 0)
+        return 0;
+    (void)snprintf(why, sizeof why, "must be a whole number from %llu to %llu",
+                   (unsigned long long)least, (unsigned long long)most);
+    return wrong(what, value, why);
+}
+
+static int parse_path_or_flag(int key, const char *value, struct bench_options *o)
 {
     switch (key) {
-    case KEY_RANKS:
-        return parse_list("--ranks", value, false, o->ranks, &o->ranks_count);
-    case KEY_SIZES:
-        return parse_list("--sizes", value, true, o->sizes, &o->sizes_count);
-    case KEY_DTYPES:
-        return parse_dtypes(value);
-    case KEY_ITERATIONS:
-        if (parse_u64(value, 1, 1000000, &o->iterations) < 0)
-            return wrong("--iterations", value, "must be a whole number from 1 to 1000000");
-        return 0;
-    case KEY_SECONDS:
-        if (parse_duration(value, &o->budget_ns) < 0 || o->budget_ns < 1000000 ||
-            o->budget_ns > 3600000000000)
-            return wrong("--seconds", value, "must be a time from 1ms to 1h");
-        return 0;
-    case KEY_ROUNDS:
-        if (parse_u64(value, 1, 100, &o->rounds) < 0)
-            return wrong("--rounds", value, "must be a whole number from 1 to 100");
-        return 0;
     case KEY_PRIVATE:
         o->is_private = true;
         return 0;
     case KEY_PEERS:
         o->peers = true;
         return 0;
+    case KEY_INSTALL_PEERS:
+        o->install_peers = true;
+        return 0;
     case KEY_JSON:
         o->json = true;
+        return 0;
+    case KEY_PEERS_DIR:
+        o->peers_root = value;
+        return 0;
+    case KEY_PLOT:
+        o->plot = value;
         return 0;
     case KEY_SOCKET:
         o->socket = value;
@@ -171,38 +198,93 @@ static int parse_one(int key, const char *value, struct bench_options *o)
     }
 }
 
+static int parse_one(int key, const char *value, struct bench_options *o)
+{
+    switch (key) {
+    case KEY_RANKS:
+        return parse_list("--ranks", value, false, o->ranks, &o->ranks_count);
+    case KEY_SIZES:
+        return parse_list("--sizes", value, true, o->sizes, &o->sizes_count);
+    case KEY_DTYPES:
+        return parse_dtypes(value, o);
+    case KEY_JOBS:
+        return parse_number("--jobs", value, 1, 64, &o->jobs);
+    case KEY_ITERATIONS:
+        return parse_number("--iterations", value, 1, 1000000, &o->iterations);
+    case KEY_SECONDS:
+        if (parse_duration(value, &o->budget_ns) < 0 || o->budget_ns < 1000000 ||
+            o->budget_ns > 3600000000000)
+            return wrong("--seconds", value, "must be a time from 1ms to 1h");
+        return 0;
+    case KEY_ROUNDS:
+        return parse_number("--rounds", value, 1, 100, &o->rounds);
+    default:
+        return parse_path_or_flag(key, value, o);
+    }
+}
+
 static int parse_op(const char *word, struct bench_options *o)
 {
     for (uint32_t op = 0; op < BENCH_OPS; op++) {
-        if (strcmp(word, bench_op_names[op]) == 0) {
+        if (strcmp(word, bench_ops[op].name) == 0) {
             o->op = (enum bench_op)op;
             return 0;
         }
     }
-    if (strcmp(word, "storm") == 0)
-        return wrong("op", word, "is planned");
     return wrong("op", word, "is none");
 }
 
-static int finish(struct bench_options *o)
+/* What goes with which op. */
+static int check_op(const struct bench_options *o)
 {
+    const struct bench_op_traits *traits = &bench_ops[o->op];
+
     if (o->is_private && o->op != BENCH_ALL_GATHER)
         return wrong("--private", "", "is for all-gather");
-    if (o->peers && (o->op == BENCH_FETCH || o->op == BENCH_STEP))
-        return wrong("--peers", "", "peers have no fetch and no step");
-    if (o->ranks_count == 0)
-        (void)parse_list("--ranks", "2,4", false, o->ranks, &o->ranks_count);
-    if (o->sizes_count == 0)
-        (void)parse_list("--sizes", o->op == BENCH_LATENCY ? "4K" : "4K,1M,64M", true, o->sizes,
-                         &o->sizes_count);
-    /* A step has 8 parameters, each a bucket; others a value for each rank. */
+    if (o->jobs != 0 && o->op != BENCH_STORM)
+        return wrong("--jobs", "", "is for storm");
+    if (o->peers && !traits->has_peers)
+        return wrong("--peers", "", "peers have collectives only");
+    if (o->sizes_count > 0 && traits->sizes == NULL)
+        return wrong("--sizes", "", "is not for storm and idle");
+    if (o->dtypes_count > 0 && traits->sizes == NULL)
+        return wrong("--dtypes", "", "is not for storm and idle");
+    if (o->socket != NULL && o->op == BENCH_IDLE)
+        return wrong("--socket", "", "idle looks at processes of its own");
+    if (o->plot != NULL && !traits->has_bandwidth)
+        return wrong("--plot", "", "is for ops that have a bandwidth");
+    return o->plot != NULL ? plot_check(o->plot) : 0;
+}
+
+static int check_sizes(const struct bench_options *o)
+{
     for (uint32_t i = 0; i < o->sizes_count; i++) {
         for (uint32_t j = 0; j < o->ranks_count; j++) {
-            if (o->sizes[i] < (o->op == BENCH_STEP ? 32 : 4) * o->ranks[j])
+            if (o->sizes[i] < bench_granule(o->op, o->ranks[j], GW_DTYPE_FP32))
                 return wrong("--sizes", "", "one is too small for that many ranks");
         }
     }
     return 0;
+}
+
+static int finish(struct bench_options *o)
+{
+    const struct bench_op_traits *traits = &bench_ops[o->op];
+    int r;
+
+    r = check_op(o);
+    if (r != 0)
+        return r;
+    if (o->ranks_count == 0)
+        (void)parse_list("--ranks", traits->sizes == NULL ? "4" : "2,4", false, o->ranks,
+                         &o->ranks_count);
+    if (o->sizes_count == 0 && traits->sizes != NULL)
+        (void)parse_list("--sizes", traits->sizes, true, o->sizes, &o->sizes_count);
+    if (o->dtypes_count == 0)
+        o->dtypes[o->dtypes_count++] = GW_DTYPE_FP32;
+    if (o->jobs == 0)
+        o->jobs = 50;
+    return check_sizes(o);
 }
 
 int options_parse(int argc, char **argv, struct bench_options *ret_options)
@@ -220,6 +302,12 @@ int options_parse(int argc, char **argv, struct bench_options *ret_options)
         r = parse_one(key, optarg, &o);
         if (r != 0)
             return r;
+    }
+    if (o.install_peers && optind < argc)
+        return wrong("--install-peers", argv[optind], "nothing is measured: name no op");
+    if (o.install_peers) {
+        *ret_options = o;
+        return 0;
     }
     if (optind == argc)
         return wrong("op", "", "none is named");

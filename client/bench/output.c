@@ -1,49 +1,37 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Samples, percentiles, and what is printed: a table as rows come, or one JSON document. */
+/* What is printed: a table as rows come, or one JSON document. The coordinator's thread. */
+#include "client/bench/output.h"
+
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/utsname.h>
-#include <unistd.h>
 
-#include "client/bench/bench.h"
-#include "daemon/base/escape.h"
+#include "client/bench/peer.h"
 
-static uint32_t rows;
+static struct bench_row *rows;
+static size_t rows_count, rows_room;
 
-void samples_add(struct bench_samples *samples, uint64_t ns)
+static const char *const figure_names[FIGURES] = {
+    [FIGURE_HIDDEN] = "hidden_fraction",
+    [FIGURE_COMM] = "comm_us",
+    [FIGURE_COMM_ALONE] = "comm_alone_us",
+    [FIGURE_EXPOSED] = "exposed_us",
+    [FIGURE_COMPUTE] = "compute_us",
+    [FIGURE_SLOWED] = "compute_slowed",
+    [FIGURE_BESIDE_OFF] = "step_beside_overlap_off",
+    [FIGURE_ACQUIRE] = "acquire_us",
+    [FIGURE_CLIENTS] = "clients",
+    [FIGURE_JOBS] = "jobs",
+    [FIGURE_FAILURES] = "failures",
+    [FIGURE_WAKEUPS] = "wakeups_per_s",
+    [FIGURE_RESIDENT] = "resident_mib",
+    [FIGURE_THREADS] = "threads",
+};
+
+const struct bench_row *output_rows(size_t *ret_count)
 {
-    if (samples->count == samples->room) {
-        size_t room = samples->room ? samples->room * 2 : 1024;
-        uint64_t *more = realloc(samples->ns, room * sizeof *more);
-
-        if (more == NULL)
-            return; /* fewer samples are still samples */
-        samples->ns = more;
-        samples->room = room;
-    }
-    samples->ns[samples->count++] = ns;
-}
-
-void samples_clear(struct bench_samples *samples)
-{
-    free(samples->ns);
-    *samples = (struct bench_samples){0};
-}
-
-static int compare(const void *a, const void *b)
-{
-    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-
-    return x < y ? -1 : x > y;
-}
-
-/* Nearest rank; sorts. 0 without samples. */
-uint64_t samples_percentile(struct bench_samples *samples, uint32_t percent)
-{
-    if (samples->count == 0)
-        return 0;
-    qsort(samples->ns, samples->count, sizeof *samples->ns, compare);
-    return samples->ns[(samples->count * percent + 99) / 100 - 1];
+    *ret_count = rows_count;
+    return rows;
 }
 
 /* nccl-tests' factor from algbw to busbw; a step: 2 or 3 of those of one way. */
@@ -62,99 +50,148 @@ static double bus_factor(const struct bench_case *what)
     }
 }
 
-void output_begin(const struct bench_options *options)
+static struct bench_row *row_new(void)
 {
-    if (options->json)
-        printf("{\"schema\": 1, \"rows\": [");
-    else
-        printf("%-15s %-8s %5s %11s %-9s %11s %11s %9s %9s %8s %7s\n", "op", "variant", "ranks",
-               "bytes", "system", "p50 us", "p99 us", "algbw", "busbw", "of limit", "ops");
+    if (rows_count == rows_room) {
+        size_t room = rows_room ? rows_room * 2 : 64;
+        struct bench_row *more = realloc(rows, room * sizeof *more);
+
+        if (more == NULL)
+            return NULL;
+        rows = more;
+        rows_room = room;
+    }
+    return &rows[rows_count++];
 }
 
-void output_row(const struct bench_options *options, const struct bench_case *what,
-                const char *system, struct bench_samples *samples, uint64_t limit_p50_ns)
-{
-    const char *variant = bench_variant_names[what->variant];
-    const char *op = bench_op_names[what->op];
-    uint64_t p50 = samples_percentile(samples, 50), p99 = samples_percentile(samples, 99);
-    double algbw = p50 > 0 ? (double)what->bytes / (double)p50 : 0.0; /* bytes/ns is GB/s */
-    double busbw = algbw * bus_factor(what);
-    double of_limit = p50 > 0 ? (double)limit_p50_ns / (double)p50 : 0.0;
-    unsigned long long bytes = what->bytes, ops = samples->count;
+/* ---- a table --------------------------------------------------------------------------------- */
 
-    rows++;
-    if (options->json) {
-        printf("%s\n  {\"op\": \"%s\", \"variant\": %s%s%s, \"dtype\": \"fp32\", \"ranks\": %u, "
-               "\"bytes\": %llu, \"system\": \"%s\", \"p50_us\": %.3f, \"p99_us\": %.3f, "
-               "\"algbw_gbs\": %.4f, \"busbw_gbs\": %.4f, \"ops\": %llu}",
-               rows > 1 ? "," : "", op, variant ? "\"" : "", variant ? variant : "null",
-               variant ? "\"" : "", what->ranks, bytes, system, (double)p50 / 1e3,
-               (double)p99 / 1e3, algbw, busbw, ops);
-        return;
-    }
-    printf("%-15s %-8s %5u %11llu %-9s %11.2f %11.2f %9.3f %9.3f ", op, variant ? variant : "",
-           what->ranks, bytes, system, (double)p50 / 1e3, (double)p99 / 1e3, algbw, busbw);
-    if (limit_p50_ns > 0)
-        printf("%8.2f %7llu\n", of_limit, ops);
+void output_begin(const struct bench_options *options)
+{
+    if (!options->json)
+        printf("%-15s %-13s %-5s %5s %11s %-9s %11s %11s %9s %9s %8s %7s\n", "op", "variant",
+               "dtype", "ranks", "bytes", "system", "p50 us", "p99 us", "algbw", "busbw",
+               "of limit", "ops");
+}
+
+/* Right-aligned; empty where there is none. */
+static void print_cell(int width, int digits, double value)
+{
+    if (isnan(value))
+        printf(" %*s", width, "");
     else
-        printf("%8s %7llu\n", "", ops);
+        printf(" %*.*f", width, digits, value);
+}
+
+static void print_line(const struct bench_row *row, double of_limit)
+{
+    const char *variant = bench_variant_names[row->what.variant];
+    bool sized = row->what.bytes > 0;
+
+    printf("%-15s %-13s %-5s %5u %11llu %-9s", bench_ops[row->what.op].name, variant ? variant : "",
+           sized ? bench_dtype_names[row->what.dtype] : "", row->what.ranks,
+           (unsigned long long)row->what.bytes, row->system);
+    print_cell(11, 2, row->p50_us);
+    print_cell(11, 2, row->p99_us);
+    print_cell(9, 3, row->algbw_gbs);
+    print_cell(9, 3, row->busbw_gbs);
+    print_cell(8, 2, of_limit);
+    printf(" %7llu\n", (unsigned long long)row->ops);
+    for (uint32_t i = 0; i < FIGURES; i++) {
+        if (!isnan(row->figures[i]))
+            printf("    %s %.4g\n", figure_names[i], row->figures[i]);
+    }
     (void)fflush(stdout);
 }
 
-/* ---- the machine: no names, no paths --------------------------------------------------------- */
+/* ---- one document ---------------------------------------------------------------------------- */
 
-static void cpu_model(char *model, size_t model_bytes)
+static void print_number(const char *name, int digits, double value)
 {
-    FILE *file = fopen("/proc/cpuinfo", "re");
-    char line[256];
+    if (isnan(value))
+        printf(", \"%s\": null", name);
+    else
+        printf(", \"%s\": %.*f", name, digits, value);
+}
 
-    (void)snprintf(model, model_bytes, "unknown");
-    while (file != NULL && fgets(line, sizeof line, file) != NULL) {
-        char *value = strchr(line, ':');
+/* A word in quotes, or null. */
+static void print_word(const char *name, const char *word)
+{
+    printf("\"%s\": %s%s%s, ", name, word ? "\"" : "", word ? word : "null", word ? "\"" : "");
+}
 
-        if (strncmp(line, "model name", 10) == 0 && value != NULL && value[1] != 0) {
-            value[strcspn(value, "\n")] = 0;
-            (void)snprintf(model, model_bytes, "%s", value + 2);
-            break;
-        }
+static void print_json_row(const struct bench_row *row)
+{
+    bool sized = row->what.bytes > 0, first = true;
+
+    printf("{");
+    print_word("op", bench_ops[row->what.op].name);
+    print_word("variant", bench_variant_names[row->what.variant]);
+    print_word("dtype", sized ? bench_dtype_names[row->what.dtype] : NULL);
+    printf("\"ranks\": %u, \"bytes\": %llu, \"system\": \"%s\"", row->what.ranks,
+           (unsigned long long)row->what.bytes, row->system);
+    print_number("p50_us", 3, row->p50_us);
+    print_number("p99_us", 3, row->p99_us);
+    print_number("algbw_gbs", 4, row->algbw_gbs);
+    print_number("busbw_gbs", 4, row->busbw_gbs);
+    printf(", \"ops\": %llu", (unsigned long long)row->ops);
+    for (uint32_t i = 0; i < FIGURES; i++) {
+        if (isnan(row->figures[i]))
+            continue;
+        printf("%s\"%s\": %.6g", first ? ", \"figures\": {" : ", ", figure_names[i],
+               row->figures[i]);
+        first = false;
     }
-    if (file != NULL)
-        fclose(file);
+    printf(first ? "}" : "}}");
 }
 
-static long long at_least_0(long value)
+static void print_document(const struct bench *bench)
 {
-    return value < 0 ? 0 : value;
+    printf("{\"schema\": 2, \"rows\": [");
+    for (size_t i = 0; i < rows_count; i++) {
+        printf("%s\n  ", i > 0 ? "," : "");
+        print_json_row(&rows[i]);
+    }
+    printf("\n ],\n \"peers\": ");
+    peers_print(bench->peers);
+    printf(",\n \"machine\": ");
+    machine_print();
+    printf("}\n");
 }
 
-static void print_machine(void)
-{
-    char model[256], escaped[ESCAPE_BYTES(256)], release[ESCAPE_BYTES(65)];
-    double load[3] = {0};
-    struct utsname names;
+/* ---- both ------------------------------------------------------------------------------------ */
 
-    cpu_model(model, sizeof model);
-    (void)getloadavg(load, 3);
-    if (uname(&names) < 0)
-        memset(&names, 0, sizeof names);
-    printf(
-        "\n ],\n \"machine\": {\"cpu\": \"%s\", \"arch\": \"%s\", \"cpus_online\": %lld, "
-        "\"memory_bytes\": %lld,\n  \"l1d_bytes\": %lld, \"l2_bytes\": %lld, \"l3_bytes\": %lld, "
-        "\"kernel\": \"%s\", \"compiler\": \"%s\",\n  \"limit_threads\": 2, "
-        "\"load_average\": [%.2f, %.2f, %.2f], \"gwbench\": \"%s\"}}\n",
-        escape_string(model, escaped, sizeof escaped), names.machine,
-        at_least_0(sysconf(_SC_NPROCESSORS_ONLN)),
-        at_least_0(sysconf(_SC_PHYS_PAGES)) * at_least_0(sysconf(_SC_PAGESIZE)),
-        at_least_0(sysconf(_SC_LEVEL1_DCACHE_SIZE)), at_least_0(sysconf(_SC_LEVEL2_CACHE_SIZE)),
-        at_least_0(sysconf(_SC_LEVEL3_CACHE_SIZE)),
-        escape_string(names.release, release, sizeof release), __VERSION__, load[0], load[1],
-        load[2], GW_VERSION);
+int output_row(const struct bench_options *options, const struct bench_case *what,
+               const char *system, struct bench_samples *samples, uint64_t limit_p50_ns,
+               const double *figures)
+{
+    double p50_ns = (double)samples_percentile(samples, 50);
+    double p99_ns = (double)samples_percentile(samples, 99);
+    bool moves = bench_ops[what->op].has_bandwidth && p50_ns > 0.0;
+    struct bench_row *row = row_new();
+
+    if (row == NULL) {
+        fprintf(stderr, "gwbench: no memory for another row\n");
+        return EX_OSERR;
+    }
+    *row = (struct bench_row){.what = *what, .ops = samples->count};
+    (void)snprintf(row->system, sizeof row->system, "%s", system);
+    row->p50_us = samples->count > 0 ? p50_ns / 1e3 : (double)NAN;
+    row->p99_us = samples->count > 0 ? p99_ns / 1e3 : (double)NAN;
+    row->algbw_gbs = moves ? (double)what->bytes / p50_ns : (double)NAN; /* bytes/ns is GB/s */
+    row->busbw_gbs = row->algbw_gbs * bus_factor(what);
+    for (uint32_t i = 0; i < FIGURES; i++)
+        row->figures[i] = figures != NULL ? figures[i] : (double)NAN;
+    if (!options->json)
+        print_line(row,
+                   limit_p50_ns > 0 && p50_ns > 0.0 ? (double)limit_p50_ns / p50_ns : (double)NAN);
+    return 0;
 }
 
-int output_end(const struct bench_options *options)
+int output_end(const struct bench *bench)
 {
-    if (options->json)
-        print_machine();
+    if (bench->options.json)
+        print_document(bench);
     if (fflush(stdout) == 0 && !ferror(stdout))
         return 0;
     fprintf(stderr, "gwbench: standard output could not be written\n");

@@ -1,142 +1,239 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Peers: see peer.h. Starts compilers and launchers, each in a process group of its own. */
+/* Peers: see peer.h. What each is found by, how it is compiled and started, what it says. */
 #include "client/bench/peer.h"
 
 #include <errno.h>
-#include <fcntl.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "client/bench/values.h"
+#include "daemon/base/escape.h"
 
+#define COMPILE_NS 120000000000ull
 #define ROUND_NS 300000000000ull
 
-static const char *const names[PEERS_MAX] = {"mpich", "openmpi"};
+enum { ARGUMENTS = 24, PATH_BYTES = PEER_PATH_BYTES };
 
-static bool in_path(const char *program)
+/* ---- finding --------------------------------------------------------------------------------- */
+
+static void path_in(char path[PATH_BYTES], const char *directory, const char *name)
 {
-    const char *path = getenv("PATH");
-    char file[512];
+    (void)snprintf(path, PATH_BYTES, "%.319s/%.62s", directory, name);
+}
 
-    while (path != NULL && *path != 0) {
-        size_t length = strcspn(path, ":");
-        int used = snprintf(file, sizeof file, "%.*s/%s", (int)length, path, program);
+/* Below the private directory. */
+static bool is_there(const struct peers *peers, const char *name)
+{
+    char path[PATH_BYTES];
 
-        if (used > 0 && (size_t)used < sizeof file && access(file, X_OK) == 0)
-            return true;
-        path += length + (path[length] == ':');
-    }
+    path_in(path, peers->root, name);
+    return access(path, R_OK) == 0;
+}
+
+static bool build(const struct peers *peers, const struct peer *peer, const char *const argv[])
+{
+    char out[PATH_BYTES];
+
+    path_in(out, peers->directory, "peer.out");
+    if (peer_run(argv, peers->directory, peer->root, out, COMPILE_NS) == 0)
+        return true;
+    fprintf(stderr, "gwbench: no peer %s: its program cannot be made:\n", peer->kind->name);
+    peer_tell(argv[0], out);
     return false;
 }
 
-static _Noreturn void become(char *const argv[], const struct peers *peers, const char *out)
+/* An MPI of the system: Debian's compilers and launchers end in its name. */
+static bool find_mpi(const struct peers *peers, struct peer *peer)
 {
-    int fd = open(out, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
-    int null = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    char compiler[32], source[PATH_BYTES];
 
-    (void)setpgid(0, 0);
-    (void)prctl(PR_SET_PDEATHSIG, SIGTERM);
-    if (fd < 0 || null < 0 || dup2(null, 0) < 0 || dup2(fd, 1) < 0 || dup2(fd, 2) < 0)
-        _exit(127);
-    (void)setenv("TMPDIR", peers->directory, 1); /* what they leave goes with the directory */
-    if (geteuid() == 0) {
-        (void)setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 1);
-        (void)setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", 1);
+    (void)snprintf(compiler, sizeof compiler, "mpicc.%s", peer->kind->name);
+    (void)snprintf(peer->launcher, sizeof peer->launcher, "mpirun.%s", peer->kind->name);
+    if (!peer_in_path(compiler) || !peer_in_path(peer->launcher)) {
+        fprintf(stderr, "gwbench: no peer %s: %s and %s are not both installed\n", peer->kind->name,
+                compiler, peer->launcher);
+        return false;
     }
-    execvp(argv[0], argv);
-    _exit(127);
+    path_in(source, peers->directory, "peer_mpi.c");
+    return build(peers, peer,
+                 (const char *const[]){compiler, "-O3", "-ffp-contract=off", "-o", peer->program,
+                                       source, "-lm", NULL});
 }
 
-/* Its exit code; -1 when it had to be ended. */
-static int run(char *const argv[], const struct peers *peers, const char *out)
+static bool no_private(const struct peers *peers, const struct peer *peer)
 {
-    uint64_t until = bench_now_ns() + ROUND_NS;
-    pid_t pid = fork();
-    int status = 0;
-
-    if (pid == 0)
-        become(argv, peers, out);
-    if (pid < 0)
-        return -1;
-    while (waitpid(pid, &status, WNOHANG) == 0) {
-        if (bench_stopped() || bench_now_ns() > until) {
-            kill(-pid, SIGTERM);
-            for (uint32_t i = 0; i < 200 && waitpid(pid, &status, WNOHANG) == 0; i++)
-                bench_nap();
-            kill(-pid, SIGKILL);
-            waitpid(pid, &status, 0);
-            return -1;
-        }
-        bench_nap();
-    }
-    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+    fprintf(stderr, "gwbench: no peer %s: it is not in %s; gwbench --install-peers brings it\n",
+            peer->kind->name, peers->root);
+    return false;
 }
 
-/* The first lines of what it said. */
-static void tell(const char *who, const char *out)
+static bool find_impi(const struct peers *peers, struct peer *peer)
 {
-    FILE *file = fopen(out, "re");
-    char line[256];
+    char include[PATH_BYTES], lib[PATH_BYTES], source[PATH_BYTES];
 
-    for (uint32_t i = 0; file != NULL && i < 8 && fgets(line, sizeof line, file) != NULL; i++)
-        fprintf(stderr, "gwbench: %s: %s", who, line);
-    if (file != NULL)
-        fclose(file);
+    peer->root = peers->root;
+    path_in(include, peers->root, "include");
+    path_in(lib, peers->root, "lib");
+    path_in(source, peers->directory, "peer_mpi.c");
+    path_in(peer->launcher, peers->root, "bin/mpiexec.hydra");
+    if (!is_there(peers, "include/mpi.h") || !is_there(peers, "lib/libmpi.so"))
+        return no_private(peers, peer);
+    return build(peers, peer,
+                 (const char *const[]){"cc", "-O3", "-ffp-contract=off", "-o", peer->program, "-I",
+                                       include, source, "-L", lib, "-lmpi", "-lm", NULL});
 }
 
-static void compile(struct peers *peers, const char *name, const char *source)
+static bool find_oneccl(const struct peers *peers, struct peer *peer)
 {
-    struct peer *peer = &peers->list[peers->count];
-    char compiler[32], launcher[32], out[160];
+    char include[PATH_BYTES], lib[PATH_BYTES], source[PATH_BYTES], more[PATH_BYTES];
 
-    (void)snprintf(compiler, sizeof compiler, "mpicc.%s", name);
-    (void)snprintf(launcher, sizeof launcher, "mpirun.%s", name);
-    if (!in_path(compiler) || !in_path(launcher)) {
-        fprintf(stderr, "gwbench: no peer %s: %s and %s are not both installed\n", name, compiler,
-                launcher);
-        return;
-    }
-    (void)snprintf(out, sizeof out, "%s/peer.out", peers->directory);
-    (void)snprintf(peer->program, sizeof peer->program, "%s/peer-%s", peers->directory, name);
-    if (run((char *[]){compiler, "-O3", "-ffp-contract=off", "-o", peer->program, (char *)source,
-                       "-lm", NULL},
-            peers, out) != 0) {
-        tell(compiler, out);
-        return;
-    }
-    peer->name = name;
-    peers->count++;
+    peer->root = peers->root;
+    path_in(include, peers->root, "include");
+    path_in(lib, peers->root, "lib");
+    path_in(source, peers->directory, "peer_mpi.c");
+    path_in(more, peers->directory, "peer_oneccl.cpp");
+    path_in(peer->launcher, peers->root, "bin/mpiexec.hydra");
+    if (!is_there(peers, "include/mpi.h") || !is_there(peers, "include/oneapi/ccl.hpp") ||
+        !is_there(peers, "lib/libccl.so"))
+        return no_private(peers, peer);
+    return build(peers, peer,
+                 (const char *const[]){"c++",
+                                       "-O3",
+                                       "-ffp-contract=off",
+                                       "-DPEER_ONECCL",
+                                       "-o",
+                                       peer->program,
+                                       "-I",
+                                       include,
+                                       "-x",
+                                       "c",
+                                       source,
+                                       "-x",
+                                       "c++",
+                                       more,
+                                       "-L",
+                                       lib,
+                                       "-lccl",
+                                       "-lmpi",
+                                       "-lm",
+                                       NULL});
 }
 
-int peers_find(struct peers *peers, const char *directory)
+static bool find_gloo(const struct peers *peers, struct peer *peer)
 {
-    char source[160];
+    char out[PATH_BYTES];
+
+    path_in(peer->program, peers->directory, "peer_gloo.py");
+    path_in(peer->launcher, peers->root, "bin/python3");
+    path_in(out, peers->directory, "peer.out");
+    if (access(peer->launcher, X_OK) != 0)
+        return no_private(peers, peer);
+    if (peer_run((const char *const[]){peer->launcher, "-W", "ignore", peer->program, NULL},
+                 peers->directory, NULL, out, COMPILE_NS) != 0)
+        return no_private(peers, peer);
+    return true;
+}
+
+/* ---- starting -------------------------------------------------------------------------------- */
+
+static void launch_mpi(const struct peers *peers, const struct peer *peer, const char *ranks,
+                       const char **argv)
+{
+    (void)peers;
+    *argv++ = peer->launcher;
+    if (strcmp(peer->kind->name, "openmpi") == 0)
+        *argv++ = "--oversubscribe";
+    *argv++ = "-n";
+    *argv++ = ranks;
+    *argv++ = peer->program;
+    *argv = NULL;
+}
+
+static void launch_gloo(const struct peers *peers, const struct peer *peer, const char *ranks,
+                        const char **argv)
+{
+    static char store[PATH_BYTES];
+
+    path_in(store, peers->directory, "gloo.store");
+    (void)unlink(store);
+    *argv++ = peer->launcher;
+    *argv++ = "-W";
+    *argv++ = "ignore";
+    *argv++ = peer->program;
+    *argv++ = store;
+    *argv++ = ranks;
+    *argv = NULL;
+}
+
+static const struct peer_kind kinds[PEERS_MAX] = {
+    {"mpich", find_mpi, launch_mpi},  {"openmpi", find_mpi, launch_mpi},
+    {"impi", find_impi, launch_mpi},  {"oneccl", find_oneccl, launch_mpi},
+    {"gloo", find_gloo, launch_gloo},
+};
+
+static int write_source(const char *directory, const char *name, const unsigned char *source,
+                        size_t source_bytes)
+{
+    char path[PATH_BYTES];
     FILE *file;
     bool written;
 
-    *peers = (struct peers){.directory = directory};
-    (void)snprintf(source, sizeof source, "%s/peer_mpi.c", directory);
-    file = fopen(source, "wxe");
-    written = file != NULL && fwrite(peer_source, 1, peer_source_bytes, file) == peer_source_bytes;
+    path_in(path, directory, name);
+    file = fopen(path, "wxe");
+    written = file != NULL && fwrite(source, 1, source_bytes, file) == source_bytes;
     if (file != NULL)
         written = fclose(file) == 0 && written;
-    if (!written) {
-        fprintf(stderr, "gwbench: cannot write %s: %s\n", source, strerror(errno));
-        return EX_CANTCREAT;
+    if (written)
+        return 0;
+    fprintf(stderr, "gwbench: cannot write %s: %s\n", path, strerror(errno));
+    return EX_CANTCREAT;
+}
+
+int peers_find(struct peers *peers, const char *directory, const char *root)
+{
+    int r;
+
+    *peers = (struct peers){.directory = directory};
+    r = peers_root(root, peers->root, sizeof peers->root);
+    if (r == 0)
+        r = write_source(directory, "peer_mpi.c", peer_mpi_source, peer_mpi_source_bytes);
+    if (r == 0)
+        r = write_source(directory, "peer_oneccl.cpp", peer_oneccl_source,
+                         peer_oneccl_source_bytes);
+    if (r == 0)
+        r = write_source(directory, "peer_gloo.py", peer_gloo_source, peer_gloo_source_bytes);
+    for (uint32_t i = 0; r == 0 && i < PEERS_MAX; i++) {
+        struct peer *peer = &peers->list[peers->count];
+
+        *peer = (struct peer){.kind = &kinds[i]};
+        path_in(peer->program, directory, kinds[i].name);
+        if (kinds[i].find(peers, peer))
+            peers->count++;
     }
-    for (uint32_t i = 0; i < PEERS_MAX; i++)
-        compile(peers, names[i], source);
-    return 0;
+    return r;
 }
 
 /* ---- a round --------------------------------------------------------------------------------- */
 
-/* Lines: "iterations N", "ns N" for each, then "ok" or "wrong ...". */
-static int read_samples(struct peer *peer, const char *out, struct bench_samples *samples)
+void peer_begin(struct peer *peer, uint64_t iterations)
+{
+    peer->iterations = iterations;
+    peer->lacks = false;
+}
+
+static void lacks(struct peer *peer, const struct bench_case *what, char *why)
+{
+    why[strcspn(why, "\n")] = 0;
+    if (!peer->told[what->dtype])
+        fprintf(stderr, "gwbench: %s has no %s of %s: %s\n", peer->kind->name,
+                bench_ops[what->op].name, bench_dtype_names[what->dtype], why);
+    peer->lacks = peer->told[what->dtype] = true;
+}
+
+/* Lines: see peer_mpi.c. */
+static int read_samples(struct peer *peer, const struct bench_case *what, const char *out,
+                        struct bench_samples *samples)
 {
     FILE *file = fopen(out, "re");
     unsigned long long value;
@@ -148,8 +245,14 @@ static int read_samples(struct peer *peer, const char *out, struct bench_samples
             samples_add(samples, value);
         } else if (sscanf(line, "iterations %llu", &value) == 1) {
             peer->iterations = value;
+        } else if (strncmp(line, "version ", 8) == 0) {
+            line[strcspn(line, "\n")] = 0;
+            (void)snprintf(peer->version, sizeof peer->version, "%.127s", line + 8);
+        } else if (strncmp(line, "lacks ", 6) == 0) {
+            lacks(peer, what, line + 6);
+            r = 0;
         } else if (strncmp(line, "wrong", 5) == 0) {
-            fprintf(stderr, "gwbench: %s: WRONG VALUE: %s", peer->name, line + 5);
+            fprintf(stderr, "gwbench: %s: WRONG VALUE: %s", peer->kind->name, line + 5);
             r = EX_WRONG;
         } else if (strcmp(line, "ok\n") == 0) {
             r = 0;
@@ -163,38 +266,47 @@ static int read_samples(struct peer *peer, const char *out, struct bench_samples
 int peer_round(const struct peers *peers, struct peer *peer, const struct bench_case *what,
                const struct bench_options *options, struct bench_samples *samples)
 {
-    char out[160], launcher[32], ranks[16], bytes[32], iterations[32], budget[32];
-    bool ompi = strcmp(peer->name, "openmpi") == 0;
-    char *argv[12];
-    int n = 0, code, r;
+    char out[PATH_BYTES], ranks[16], bytes[32], iterations[32], budget[32];
+    const char *argv[ARGUMENTS] = {NULL};
+    uint32_t n = 0;
+    int code, r;
 
-    (void)snprintf(out, sizeof out, "%s/peer.out", peers->directory);
-    (void)snprintf(launcher, sizeof launcher, "mpirun.%s", peer->name);
+    if (peer->lacks)
+        return 0;
+    path_in(out, peers->directory, "peer.out");
     (void)snprintf(ranks, sizeof ranks, "%u", what->ranks);
     (void)snprintf(bytes, sizeof bytes, "%llu", (unsigned long long)what->bytes);
     (void)snprintf(iterations, sizeof iterations, "%llu", (unsigned long long)peer->iterations);
     (void)snprintf(budget, sizeof budget, "%llu",
                    (unsigned long long)options->budget_ns / options->rounds);
-    argv[n++] = launcher;
-    if (ompi)
-        argv[n++] = "--oversubscribe";
-    argv[n++] = "-n";
-    argv[n++] = ranks;
-    argv[n++] = peer->program;
-    argv[n++] = (char *)bench_op_names[what->op];
+    peer->kind->launch(peers, peer, ranks, argv);
+    while (argv[n] != NULL)
+        n++;
+    argv[n++] = bench_ops[what->op].name;
+    argv[n++] = bench_dtype_names[what->dtype];
     argv[n++] = bytes;
     argv[n++] = iterations;
     argv[n++] = budget;
     argv[n++] = values_planted("peer") ? "plant" : NULL;
-    argv[n] = NULL;
-    code = run(argv, peers, out);
-    r = read_samples(peer, out, samples);
+    code = peer_run(argv, peers->directory, peer->root, out, ROUND_NS);
+    r = read_samples(peer, what, out, samples);
     if (r == EX_WRONG)
         return r;
     if (code != 0 || r != 0) {
-        tell(peer->name, out);
-        fprintf(stderr, "gwbench: %s ended with code %d\n", peer->name, code);
+        peer_tell(peer->kind->name, out);
+        fprintf(stderr, "gwbench: %s ended with code %d\n", peer->kind->name, code);
         return bench_stopped() ? EX_TEMPFAIL : EX_SOFTWARE;
     }
     return 0;
+}
+
+void peers_print(const struct peers *peers)
+{
+    char escaped[ESCAPE_BYTES(128)];
+
+    printf("{");
+    for (uint32_t i = 0; i < peers->count; i++)
+        printf("%s\"%s\": \"%s\"", i > 0 ? ", " : "", peers->list[i].kind->name,
+               escape_string(peers->list[i].version, escaped, sizeof escaped));
+    printf("}");
 }

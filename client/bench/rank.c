@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Ranks: what they share, and those that measure the collectives. In a worker; one thread. */
+/* Ranks: how they join and wait; those that measure collectives. In a worker; one thread. */
 #include "client/bench/rank.h"
 
 #include <stdlib.h>
 #include <string.h>
-
-#include "client/bench/values.h"
 
 int rank_check(struct worker *worker, const char *call, int r)
 {
@@ -15,21 +13,18 @@ int rank_check(struct worker *worker, const char *call, int r)
                        gw_last_error());
 }
 
-int rank_wrong(struct worker *worker, const char *what, uint64_t index, float is, float must)
+int rank_wrong(struct worker *worker, const char *what, const void *is, uint64_t at,
+               const struct values *must, uint64_t shown)
 {
     return worker_fail(worker, WORKER_WRONG, "WRONG VALUE: rank %u: %s: element %llu is %g, not %g",
-                       worker->rank, what, (unsigned long long)index, (double)is, (double)must);
+                       worker->rank, what, (unsigned long long)shown,
+                       (double)values_is(must->type, is, at), (double)values_must(must, at));
 }
 
-float rank_sum_factor(const struct worker *worker)
+void rank_options(const struct worker *worker, struct gw_job_options *ret_options)
 {
-    return (float)(worker->what->ranks * (worker->what->ranks + 1) / 2);
-}
-
-int rank_join(struct worker *worker, gw_job **ret_job)
-{
-    struct gw_job_options options = {
-        .struct_size = sizeof options,
+    *ret_options = (struct gw_job_options){
+        .struct_size = sizeof *ret_options,
         .socket_path = worker->socket,
         .rank = worker->rank,
         .world = worker->what->ranks,
@@ -37,8 +32,15 @@ int rank_join(struct worker *worker, gw_job **ret_job)
         .linger_ns = -1,
         .name = "gwbench",
     };
+}
+
+int rank_join(struct worker *worker, uint64_t link_bytes_per_s, gw_job **ret_job)
+{
+    struct gw_job_options options;
     int r;
 
+    rank_options(worker, &options);
+    options.link_bytes_per_s = link_bytes_per_s;
     if (worker->rank == 0) {
         r = rank_check(worker, "create job", gw_job_create(&options, ret_job));
         if (r == 0)
@@ -66,47 +68,12 @@ int rank_barrier(struct worker *worker, gw_job *job)
     return r != 0 ? r : rank_wait(worker, job, "barrier", token);
 }
 
-/* ---- parameters ------------------------------------------------------------------------------ */
-
-static int write_values(struct worker *worker, gw_job *job, const struct rank_model *model)
-{
-    float *values = malloc(model->numel * sizeof *values);
-    int r = 0;
-
-    if (values == NULL)
-        return worker_fail(worker, WORKER_FAILED, "rank %u: no memory", worker->rank);
-    for (uint32_t p = worker->rank; r == 0 && p < model->units; p += worker->what->ranks) {
-        values_fill(values, model->numel, p * model->numel, 1.0f);
-        values_plant("gradwire", values, model->numel);
-        r = rank_check(worker, "write values",
-                       gw_param_write_sync(job, p, 0, model->numel, values, RANK_WAIT_NS));
-    }
-    free(values);
-    return r != 0 ? r : rank_barrier(worker, job);
-}
-
-int rank_seal(struct worker *worker, gw_job *job, const struct rank_model *model,
-              const struct gw_zero_options *options)
-{
-    char name[32];
-    uint32_t param;
-    int r = 0;
-
-    for (uint32_t p = 0; r == 0 && p < model->units; p++) {
-        (void)snprintf(name, sizeof name, "p%u", p);
-        r = rank_check(worker, "add parameter",
-                       gw_param_add(job, name, model->numel, NULL, &param));
-    }
-    if (r == 0)
-        r = rank_check(worker, "seal", gw_seal(job, options, RANK_WAIT_NS));
-    return r != 0 ? r : write_values(worker, job, model);
-}
-
 /* ---- collectives ----------------------------------------------------------------------------- */
 
 struct collective {
     gw_job *job;
     gw_buffer *send, *recv;
+    uint32_t type;
     uint64_t count;                  /* of the call */
     uint64_t send_count, recv_count; /* of the buffers */
 };
@@ -115,32 +82,33 @@ static int collective_open(struct worker *worker)
 {
     struct collective *c = calloc(1, sizeof *c);
     const struct bench_case *what = worker->what;
-    uint64_t numel = what->bytes / sizeof(float), part = numel / what->ranks;
-    uint64_t first = 0;
+    uint64_t numel = what->bytes / values_bytes(what->dtype), part = numel / what->ranks;
+    struct values sent = {.type = what->dtype, .factor = values_factor(what->dtype, worker->rank)};
     int r;
 
     if (c == NULL)
         return worker_fail(worker, WORKER_FAILED, "rank %u: no memory", worker->rank);
     worker->state = c;
+    c->type = what->dtype;
     c->count = c->send_count = c->recv_count = numel;
     if (what->op == BENCH_REDUCE_SCATTER)
         c->count = c->recv_count = part;
     if (what->op == BENCH_ALL_GATHER) {
         c->count = c->send_count = part;
-        first = worker->rank * part;
+        sent.first = worker->rank * part;
     }
-    r = rank_join(worker, &c->job);
+    r = rank_join(worker, 0, &c->job);
     if (r == 0)
         r = rank_check(worker, "new buffer",
-                       gw_buffer_new(c->job, c->send_count * sizeof(float), &c->send));
+                       gw_buffer_new(c->job, c->send_count * values_bytes(c->type), &c->send));
     if (r == 0)
         r = rank_check(worker, "new buffer",
-                       gw_buffer_new(c->job, c->recv_count * sizeof(float), &c->recv));
+                       gw_buffer_new(c->job, c->recv_count * values_bytes(c->type), &c->recv));
     if (r != 0)
         return r;
-    values_fill(gw_buffer_data(c->send), c->send_count, first, (float)(worker->rank + 1));
+    values_fill(gw_buffer_data(c->send), c->send_count, &sent);
     if (worker->rank == 0)
-        values_plant("gradwire", gw_buffer_data(c->send), c->send_count);
+        values_plant("gradwire", c->type, gw_buffer_data(c->send), c->send_count);
     return 0;
 }
 
@@ -148,14 +116,15 @@ static int submit(const struct worker *worker, struct gw_token *ret_token)
 {
     const struct collective *c = (const struct collective *)worker->state;
     struct gw_slice send = {c->send, 0}, recv = {c->recv, 0};
+    struct gw_op_options options = {.struct_size = sizeof options, .dtype = c->type};
 
     switch (worker->what->op) {
     case BENCH_REDUCE_SCATTER:
-        return gw_reduce_scatter(c->job, send, recv, c->count, NULL, ret_token);
+        return gw_reduce_scatter(c->job, send, recv, c->count, &options, ret_token);
     case BENCH_ALL_GATHER:
-        return gw_all_gather(c->job, send, recv, c->count, NULL, ret_token);
+        return gw_all_gather(c->job, send, recv, c->count, &options, ret_token);
     default:
-        return gw_all_reduce(c->job, send, recv, c->count, NULL, ret_token);
+        return gw_all_reduce(c->job, send, recv, c->count, &options, ret_token);
     }
 }
 
@@ -166,46 +135,48 @@ static int one_op(struct worker *worker, uint64_t *ret_ns)
     uint64_t began = bench_now_ns();
     int r;
 
-    r = rank_check(worker, bench_op_names[worker->what->op], submit(worker, &token));
+    r = rank_check(worker, bench_ops[worker->what->op].name, submit(worker, &token));
     if (r == 0)
-        r = rank_wait(worker, c->job, bench_op_names[worker->what->op], token);
+        r = rank_wait(worker, c->job, bench_ops[worker->what->op].name, token);
     *ret_ns = bench_now_ns() - began;
     return r;
 }
 
-/* Part q of what must be received: where it lies, and its factor. */
-static void expected(const struct worker *worker, uint32_t q, uint64_t *ret_at, uint64_t *ret_first,
-                     float *ret_factor)
+/* Part q of what must be received. */
+static struct values expected(const struct worker *worker, uint32_t q)
 {
     const struct collective *c = (const struct collective *)worker->state;
+    struct values must = {.type = c->type,
+                          .factor = values_sum_factor(c->type, worker->what->ranks)};
 
-    *ret_at = q * c->count;
-    *ret_factor = rank_sum_factor(worker);
-    *ret_first = 0;
     if (worker->what->op == BENCH_REDUCE_SCATTER)
-        *ret_first = worker->rank * c->count;
+        must.first = worker->rank * c->count;
     if (worker->what->op == BENCH_ALL_GATHER) {
-        *ret_first = *ret_at;
-        *ret_factor = (float)(q + 1);
+        must.first = q * c->count;
+        must.factor = values_factor(c->type, q);
     }
+    return must;
+}
+
+static char *part(const struct collective *c, uint32_t q)
+{
+    return (char *)gw_buffer_data(c->recv) + q * c->count * values_bytes(c->type);
 }
 
 static int verify(struct worker *worker, bool all)
 {
     const struct collective *c = (const struct collective *)worker->state;
-    const float *values = gw_buffer_data(c->recv);
 
     for (uint32_t q = 0; q < c->recv_count / c->count; q++) {
-        uint64_t at, first, bad;
-        float factor;
+        struct values must = expected(worker, q);
+        uint64_t bad;
 
-        expected(worker, q, &at, &first, &factor);
-        if (!all && values_spots(values + at, c->count, first, factor, 0.0f))
+        if (!all && values_spots(part(c, q), c->count, &must))
             continue;
-        bad = values_check(values + at, c->count, first, factor, 0.0f);
+        bad = values_check(part(c, q), c->count, &must);
         if (bad < c->count)
-            return rank_wrong(worker, bench_op_names[worker->what->op], at + bad, values[at + bad],
-                              values_at(first + bad, factor));
+            return rank_wrong(worker, bench_ops[worker->what->op].name, part(c, q), bad, &must,
+                              q * c->count + bad);
     }
     return 0;
 }
@@ -220,9 +191,9 @@ static int collective_run(struct worker *worker, uint64_t iterations)
 
     for (uint64_t i = 0; r == 0 && i <= iterations + 1; i++) {
         if (i > iterations)
-            memset(gw_buffer_data(c->recv), 0xff, c->recv_count * sizeof(float));
+            memset(gw_buffer_data(c->recv), 0xff, c->recv_count * values_bytes(c->type));
         for (uint32_t q = 0; q < c->recv_count / c->count; q++)
-            values_poison_spots((float *)gw_buffer_data(c->recv) + q * c->count, c->count);
+            values_poison_spots(c->type, part(c, q), c->count);
         r = one_op(worker, &ns);
         if (r == 0 && i > 0 && i <= iterations)
             worker_sample(worker, ns);
@@ -242,3 +213,29 @@ static void collective_close(struct worker *worker)
 }
 
 const struct worker_ops worker_collective = {collective_open, collective_run, collective_close};
+
+/* ---- ranks that only are there --------------------------------------------------------------- */
+
+static int idle_open(struct worker *worker)
+{
+    gw_job *job = NULL;
+    int r;
+
+    r = rank_join(worker, 0, &job);
+    worker->state = job;
+    return r;
+}
+
+static int idle_run_nothing(struct worker *worker, uint64_t iterations)
+{
+    (void)worker;
+    (void)iterations;
+    return 0;
+}
+
+static void idle_close(struct worker *worker)
+{
+    gw_job_close((gw_job *)worker->state);
+}
+
+const struct worker_ops worker_idle = {idle_open, idle_run_nothing, idle_close};

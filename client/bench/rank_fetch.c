@@ -10,8 +10,6 @@
 #include <string.h>
 #include <time.h>
 
-#include "client/bench/values.h"
-
 enum { HIT_UNITS = 8 };
 
 struct fetcher {
@@ -38,28 +36,9 @@ static int fetcher_open(struct worker *worker)
         return worker_fail(worker, WORKER_FAILED, "rank %u: no memory", worker->rank);
     worker->state = f;
     f->model.units = what->variant == VARIANT_MAPPED ? 1 : HIT_UNITS;
-    f->model.numel = what->bytes / sizeof(float);
-    r = rank_join(worker, &f->job);
+    f->model.numel = what->bytes / values_bytes(what->dtype);
+    r = rank_join(worker, 0, &f->job);
     return r != 0 ? r : rank_seal(worker, f->job, &f->model, &options);
-}
-
-static int verify(struct worker *worker, uint32_t unit, bool all)
-{
-    const struct fetcher *f = (const struct fetcher *)worker->state;
-    uint64_t first = unit * f->model.numel, bad;
-    const void *at = NULL;
-    const float *values;
-    int r;
-
-    r = rank_check(worker, "parameter", gw_param_ptr(f->job, unit, &at));
-    values = at;
-    if (r != 0 || (!all && values_spots(values, f->model.numel, first, 1.0f, 0.0f)))
-        return r;
-    bad = values_check(values, f->model.numel, first, 1.0f, 0.0f);
-    if (bad < f->model.numel)
-        return rank_wrong(worker, "fetched parameter", bad, values[bad],
-                          values_at(first + bad, 1.0f));
-    return 0;
 }
 
 /* Stands for the work between two fetches: long enough for the next unit to be gathered. */
@@ -73,6 +52,7 @@ static void compute(uint64_t ns)
 static int one_fetch(struct worker *worker, uint32_t unit, bool all, uint64_t *ret_ns)
 {
     struct fetcher *f = (struct fetcher *)worker->state;
+    struct values must = {worker->what->dtype, unit * f->model.numel, 1.0f, 0.0f};
     struct gw_token token;
     uint64_t began = bench_now_ns();
     int r;
@@ -82,23 +62,10 @@ static int one_fetch(struct worker *worker, uint32_t unit, bool all, uint64_t *r
         r = rank_wait(worker, f->job, "fetch", token);
     *ret_ns = bench_now_ns() - began;
     if (r == 0)
-        r = verify(worker, unit, all);
+        r = rank_verify_param(worker, f->job, unit, f->model.numel, &must, all);
     if (r == 0 && worker->what->variant == VARIANT_HIT)
         compute(2 * f->miss_ns + 200000);
     return r != 0 ? r : rank_check(worker, "release", gw_release(f->job, unit));
-}
-
-static int end_step(struct worker *worker)
-{
-    const struct fetcher *f = (const struct fetcher *)worker->state;
-    struct gw_verdict verdict;
-    struct gw_token token;
-    int r;
-
-    r = rank_check(worker, "end step", gw_step_end(f->job, &token));
-    return r != 0
-               ? r
-               : rank_check(worker, "wait for step", gw_wait_step(f->job, RANK_WAIT_NS, &verdict));
 }
 
 /* What the counters must say: a mapped gather moves nothing, and hits are hits. */
@@ -127,6 +94,7 @@ static int fetcher_run(struct worker *worker, uint64_t iterations)
     bool hits = worker->what->variant == VARIANT_HIT;
     uint32_t first = hits ? 1 : 0;
     uint64_t per_step = f->model.units - first, steps = (iterations + per_step - 1) / per_step;
+    struct gw_verdict verdict;
     uint64_t ns = 0;
     int r = 0;
 
@@ -139,7 +107,7 @@ static int fetcher_run(struct worker *worker, uint64_t iterations)
                 f->miss_ns = ns;
         }
         if (r == 0 && hits)
-            r = end_step(worker);
+            r = rank_end_step(worker, f->job, &verdict);
     }
     return r != 0 ? r : check_counters(worker);
 }

@@ -1,50 +1,112 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Ranks that measure a whole optimizer step that computes nothing: fetch and release forward,
- * gradients copied in backward, the verdict, and an update that takes over the gradients. In a
- * worker; one thread.
+ * Ranks that measure a whole optimizer step: fetch and release forward, gradients copied in
+ * backward, the verdict, and an update that takes over the gradients. Stages 0 to 3 compute
+ * nothing. The overlap variants are stage 2 with a forward and a backward that compute, on a
+ * simulated link on which the step's communication takes half of that backward. In a worker; one
+ * thread.
  */
 #include "client/bench/rank.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
+#include <unistd.h>
 
-#include "client/bench/values.h"
+enum { UNITS = 8, OVERLAP_UNITS = 32 };
 
-enum { UNITS = 8 };
+#define BACKWARD_MIN_NS 20000000u
+#define ALONE_MIN_NS 50000u /* of communication: less is no base for a fraction */
 
 struct stepper {
     gw_job *job;
     struct rank_model model;
-    float *grads;   /* of all parameters, in order */
-    uint64_t steps; /* that were updated */
+    char *grads;                   /* of all parameters, in order */
+    uint64_t steps;                /* that were updated */
+    uint64_t backward_ns;          /* of a step, processor time; 0: computes nothing */
+    uint64_t spun_ns, spun_cpu_ns; /* all that was computed, by the clock and in processor time */
 };
 
-static int stepper_open(struct worker *worker)
+static bool computes(const struct bench_case *what)
 {
-    struct stepper *s = calloc(1, sizeof *s);
+    return what->variant == VARIANT_OVERLAP || what->variant == VARIANT_OVERLAP_OFF;
+}
+
+/* Ring bytes of a step's two ways, in half of the time that backward takes when ranks share the
+ * processors fairly. */
+static uint64_t choose_link(const struct bench_case *what, uint64_t backward_ns)
+{
+    double cpus = fmax(1.0, (double)sysconf(_SC_NPROCESSORS_ONLN));
+    double backward_s = (double)backward_ns / 1e9 * fmax(1.0, (double)what->ranks / cpus);
+    double ring_bytes = 2.0 * (double)what->bytes * (double)(what->ranks - 1) / (double)what->ranks;
+
+    return (uint64_t)(ring_bytes / (backward_s / 2.0)) + 1;
+}
+
+static int join_and_seal(struct worker *worker, struct stepper *s)
+{
     const struct bench_case *what = worker->what;
-    uint64_t unit_bytes = what->bytes / UNITS;
+    uint64_t unit_bytes = what->bytes / s->model.units;
     struct gw_zero_options options = {
         .struct_size = sizeof options,
-        .stage = (uint32_t)(what->variant - VARIANT_STAGE0),
+        .stage = computes(what) ? 2 : (uint32_t)(what->variant - VARIANT_STAGE0),
+        .overlap_off = what->variant == VARIANT_OVERLAP_OFF,
         .bucket_bytes = unit_bytes,
         .scale = 1.0,
     };
     int r;
 
+    r = rank_join(worker, s->backward_ns > 0 ? choose_link(what, s->backward_ns) : 0, &s->job);
+    if (r == 0)
+        r = rank_seal(worker, s->job, &s->model, &options);
+    if (r == 0 && s->backward_ns > 0)
+        r = rank_check(worker, "measure", gw_measure_sync(s->job, RANK_WAIT_NS));
+    return r;
+}
+
+static int stepper_open(struct worker *worker)
+{
+    struct stepper *s = calloc(1, sizeof *s);
+    const struct bench_case *what = worker->what;
+    struct values sent = {.type = what->dtype, .factor = values_factor(what->dtype, worker->rank)};
+    uint64_t numel = what->bytes / values_bytes(what->dtype);
+
     if (s == NULL)
         return worker_fail(worker, WORKER_FAILED, "rank %u: no memory", worker->rank);
     worker->state = s;
-    s->model = (struct rank_model){UNITS, unit_bytes / sizeof(float)};
-    s->grads = malloc(UNITS * unit_bytes);
+    s->model.units = computes(what) ? OVERLAP_UNITS : UNITS;
+    s->model.numel = numel / s->model.units;
+    if (computes(what))
+        s->backward_ns = what->bytes > BACKWARD_MIN_NS ? what->bytes : BACKWARD_MIN_NS;
+    s->grads = malloc(what->bytes);
     if (s->grads == NULL)
         return worker_fail(worker, WORKER_FAILED, "rank %u: no memory", worker->rank);
-    values_fill(s->grads, UNITS * s->model.numel, 0, (float)(worker->rank + 1));
+    values_fill(s->grads, numel, &sent);
     if (worker->rank == 0)
-        values_plant("gradwire", s->grads, UNITS * s->model.numel);
-    r = rank_join(worker, &s->job);
-    return r != 0 ? r : rank_seal(worker, s->job, &s->model, &options);
+        values_plant("gradwire", what->dtype, s->grads, numel);
+    return join_and_seal(worker, s);
+}
+
+/* ---- a step ---------------------------------------------------------------------------------- */
+
+static uint64_t cpu_ns(void)
+{
+    struct timespec now;
+
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+/* As much work as takes so much of a processor, however long others hold it. */
+static void compute(struct stepper *s, uint64_t ns)
+{
+    uint64_t began = bench_now_ns(), cpu_began = cpu_ns(), cpu = cpu_began;
+
+    while (ns > 0 && cpu - cpu_began < ns)
+        cpu = cpu_ns();
+    s->spun_ns += bench_now_ns() - began;
+    s->spun_cpu_ns += cpu - cpu_began;
 }
 
 /* After k updates a parameter is its summed gradient and k % 8. */
@@ -56,35 +118,27 @@ static float added(const struct stepper *s)
 static int verify(struct worker *worker, uint32_t unit, bool all)
 {
     const struct stepper *s = (const struct stepper *)worker->state;
-    uint64_t first = unit * s->model.numel, bad;
-    float factor = s->steps > 0 ? rank_sum_factor(worker) : 1.0f;
-    const void *at = NULL;
-    const float *values;
-    int r;
+    uint32_t type = worker->what->dtype;
+    struct values must = {type, unit * s->model.numel, 1.0f, added(s)};
 
-    r = rank_check(worker, "parameter", gw_param_ptr(s->job, unit, &at));
-    values = at;
-    if (r != 0 || (!all && values_spots(values, s->model.numel, first, factor, added(s))))
-        return r;
-    bad = values_check(values, s->model.numel, first, factor, added(s));
-    if (bad < s->model.numel)
-        return rank_wrong(worker, "parameter after the step", first + bad, values[bad],
-                          values_at(first + bad, factor) + added(s));
-    return 0;
+    if (s->steps > 0)
+        must.factor = values_sum_factor(type, worker->what->ranks);
+    return rank_verify_param(worker, s->job, unit, s->model.numel, &must, all);
 }
 
 static int forward(struct worker *worker, bool all)
 {
-    const struct stepper *s = (const struct stepper *)worker->state;
+    struct stepper *s = (struct stepper *)worker->state;
     struct gw_token token;
     int r = 0;
 
-    for (uint32_t unit = 0; r == 0 && unit < UNITS; unit++) {
+    for (uint32_t unit = 0; r == 0 && unit < s->model.units; unit++) {
         r = rank_check(worker, "fetch", gw_fetch(s->job, unit, &token));
         if (r == 0)
             r = rank_wait(worker, s->job, "fetch", token);
         if (r == 0)
             r = verify(worker, unit, all);
+        compute(s, s->backward_ns / 2 / s->model.units);
         if (r == 0)
             r = rank_check(worker, "release", gw_release(s->job, unit));
     }
@@ -94,6 +148,7 @@ static int forward(struct worker *worker, bool all)
 static int gradient(struct worker *worker, uint32_t unit)
 {
     const struct stepper *s = (const struct stepper *)worker->state;
+    size_t element = values_bytes(worker->what->dtype);
     struct gw_piece_info info;
     uint32_t pieces;
     uint64_t count;
@@ -108,7 +163,8 @@ static int gradient(struct worker *worker, uint32_t unit)
                            gw_grad_acquire_sync(s->job, unit, i, RANK_WAIT_NS, &to, &count));
         if (r != 0)
             break;
-        memcpy(to, s->grads + unit * s->model.numel + info.param_offset, count * sizeof(float));
+        memcpy(to, s->grads + (unit * s->model.numel + info.param_offset) * element,
+               count * element);
         r = rank_check(worker, "gradient ready",
                        gw_grad_ready(s->job, unit, i, GW_GRAD_FINAL, NULL, 0));
     }
@@ -117,12 +173,13 @@ static int gradient(struct worker *worker, uint32_t unit)
 
 static int backward(struct worker *worker)
 {
-    const struct stepper *s = (const struct stepper *)worker->state;
+    struct stepper *s = (struct stepper *)worker->state;
     struct gw_token token;
     int r = 0;
 
-    for (uint32_t unit = UNITS; r == 0 && unit-- > 0;) {
+    for (uint32_t unit = s->model.units; r == 0 && unit-- > 0;) {
         r = rank_check(worker, "fetch", gw_fetch(s->job, unit, &token));
+        compute(s, s->backward_ns / s->model.units);
         if (r == 0)
             r = gradient(worker, unit);
         if (r == 0)
@@ -133,36 +190,10 @@ static int backward(struct worker *worker)
     return r;
 }
 
-static int update(struct worker *worker)
-{
-    struct stepper *s = (struct stepper *)worker->state;
-    const struct gw_span *spans;
-    struct gw_token token;
-    uint32_t count;
-    int r;
-
-    r = rank_check(worker, "begin update", gw_update_begin(s->job, &token));
-    if (r == 0)
-        r = rank_wait(worker, s->job, "begin update", token);
-    if (r == 0)
-        r = rank_check(worker, "shard", gw_shard_spans(s->job, &spans, &count));
-    if (r != 0)
-        return r;
-    s->steps++;
-    for (uint32_t i = 0; i < count; i++) {
-        const float *grads = spans[i].grads;
-
-        for (uint64_t j = 0; j < spans[i].valid_numel; j++)
-            spans[i].params[j] = grads[j] + added(s);
-    }
-    return rank_check(worker, "commit update", gw_update_commit(s->job));
-}
-
 static int one_step(struct worker *worker, bool all, uint64_t *ret_ns)
 {
-    const struct stepper *s = (const struct stepper *)worker->state;
+    struct stepper *s = (struct stepper *)worker->state;
     struct gw_verdict verdict;
-    struct gw_token token;
     uint64_t began = bench_now_ns();
     int r;
 
@@ -170,13 +201,37 @@ static int one_step(struct worker *worker, bool all, uint64_t *ret_ns)
     if (r == 0)
         r = backward(worker);
     if (r == 0)
-        r = rank_check(worker, "end step", gw_step_end(s->job, &token));
+        r = rank_end_step(worker, s->job, &verdict);
+    s->steps++;
     if (r == 0)
-        r = rank_check(worker, "wait for step", gw_wait_step(s->job, RANK_WAIT_NS, &verdict));
-    if (r == 0)
-        r = update(worker);
+        r = rank_update(worker, s->job, added(s));
     *ret_ns = bench_now_ns() - began;
     return r;
+}
+
+/* ---- rounds ---------------------------------------------------------------------------------- */
+
+/* Of all steps so far. A step's communication hides behind what is computed. */
+static int tell_overlap(struct worker *worker)
+{
+    const struct stepper *s = (const struct stepper *)worker->state;
+    struct gw_stats stats = {.struct_size = sizeof stats};
+    double *figures = worker->share->figures;
+    double exposed_ns;
+    int r;
+
+    r = rank_check(worker, "figures", gw_stats_sync(s->job, RANK_WAIT_NS, &stats));
+    if (r != 0 || stats.steps == 0)
+        return r;
+    exposed_ns = (double)stats.exposed_ns / (double)stats.steps;
+    figures[FIGURE_COMM_ALONE] = (double)stats.comm_alone_ns / 1e3;
+    figures[FIGURE_COMM] = (double)stats.comm_ns / (double)stats.steps / 1e3;
+    figures[FIGURE_EXPOSED] = exposed_ns / 1e3;
+    figures[FIGURE_COMPUTE] = (double)s->spun_ns / (double)s->steps / 1e3;
+    figures[FIGURE_SLOWED] = (double)s->spun_ns / (double)s->spun_cpu_ns;
+    if (stats.comm_alone_ns >= ALONE_MIN_NS)
+        figures[FIGURE_HIDDEN] = fmax(0.0, 1.0 - exposed_ns / (double)stats.comm_alone_ns);
+    return 0;
 }
 
 /* A step's values are looked at in the next step's forward: everywhere after the last timed one. */
@@ -190,7 +245,7 @@ static int stepper_run(struct worker *worker, uint64_t iterations)
         if (r == 0 && i > 0 && i <= iterations)
             worker_sample(worker, ns);
     }
-    return r;
+    return r == 0 && computes(worker->what) ? tell_overlap(worker) : r;
 }
 
 static void stepper_close(struct worker *worker)

@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <math.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -70,10 +71,14 @@ static _Noreturn void work(struct worker *worker)
 
 static struct worker_share *share_new(void)
 {
-    void *share = mmap(NULL, sizeof(struct worker_share), PROT_READ | PROT_WRITE,
-                       MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    struct worker_share *share =
+        mmap(NULL, sizeof *share, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 
-    return share == MAP_FAILED ? NULL : (struct worker_share *)share;
+    if (share == MAP_FAILED)
+        return NULL;
+    for (uint32_t i = 0; i < FIGURES; i++)
+        share->figures[i] = (double)NAN;
+    return share;
 }
 
 static int no_worker(const struct worker *worker)

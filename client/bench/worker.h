@@ -16,9 +16,30 @@ enum { WORKER_SAMPLES = 20000 };
 
 enum worker_status { WORKER_OK, WORKER_WRONG, WORKER_FAILED };
 
+/* What is told beside times; names in output.c. */
+enum bench_figure {
+    FIGURE_HIDDEN,
+    FIGURE_COMM,
+    FIGURE_COMM_ALONE,
+    FIGURE_EXPOSED,
+    FIGURE_COMPUTE,
+    FIGURE_SLOWED,
+    FIGURE_BESIDE_OFF,
+    FIGURE_ACQUIRE,
+    FIGURE_CLIENTS,
+    FIGURE_JOBS,
+    FIGURE_FAILURES,
+    FIGURE_WAKEUPS,
+    FIGURE_RESIDENT,
+    FIGURE_THREADS,
+    FIGURES
+};
+
 struct worker_share {
-    uint32_t status; /* enum worker_status */
-    char text[480];  /* what was wrong */
+    uint32_t status;         /* enum worker_status */
+    uint32_t turn;           /* of a storm, once `id` is its job's: a futex */
+    double figures[FIGURES]; /* NAN: none */
+    char text[480];          /* what was wrong */
     struct gw_job_id id;
     uint64_t count; /* samples of the round */
     uint64_t samples[WORKER_SAMPLES];
@@ -62,6 +83,9 @@ int worker_fail(struct worker *worker, uint32_t status, const char *format, ...)
 extern const struct worker_ops worker_collective; /* rank.c */
 extern const struct worker_ops worker_fetch;      /* rank_fetch.c: also the mapped all-gather */
 extern const struct worker_ops worker_step;       /* rank_step.c */
+extern const struct worker_ops worker_ready;      /* rank_ready.c */
+extern const struct worker_ops worker_storm;      /* rank_storm.c */
+extern const struct worker_ops worker_idle;       /* rank.c */
 extern const struct worker_ops worker_limit;      /* limit.c */
 
 #endif

@@ -11,6 +11,7 @@ import re
 import shutil
 import signal
 import subprocess
+import xml.etree.ElementTree
 
 import jsonschema
 import pytest
@@ -20,10 +21,16 @@ from conftest import BUILD, SLOWER, running, until
 GWBENCH = BUILD / "client/bench/gwbench"
 SOURCE = pathlib.Path(os.environ.get("GRADWIRE_SOURCE", pathlib.Path(__file__).parents[2]))
 EX_WRONG, EX_USAGE, EX_UNAVAILABLE = 1, 64, 69
-OPS = ("reduce-scatter", "all-gather", "all-reduce", "latency", "fetch", "step")
+COLLECTIVES = ("reduce-scatter", "all-gather", "all-reduce", "latency")
+OPS = (*COLLECTIVES, "fetch", "step", "ready", "storm", "idle")
+SYSTEMS = ("gradwire", "limit", "mpich", "openmpi", "impi", "oneccl", "gloo")
+PRIVATE = ("impi", "oneccl", "gloo")
 TINY = ("--ranks", "2", "--sizes", "4K", "--iterations", "6")
 
-NUMBER = {"type": "number", "minimum": 0}
+NUMBER = {"type": ["number", "null"], "minimum": 0}
+FIGURES = ("hidden_fraction", "comm_us", "comm_alone_us", "exposed_us", "compute_us",
+           "compute_slowed", "step_beside_overlap_off", "acquire_us", "clients", "jobs", "failures",
+           "wakeups_per_s", "resident_mib", "threads")
 ROW = {
     "type": "object",
     "required": ["op", "variant", "dtype", "ranks", "bytes", "system", "p50_us", "p99_us",
@@ -31,18 +38,24 @@ ROW = {
     "additionalProperties": False,
     "properties": {
         "op": {"enum": list(OPS)}, "variant": {"type": ["string", "null"]},
-        "dtype": {"const": "fp32"}, "ranks": {"type": "integer", "minimum": 2},
-        "bytes": {"type": "integer", "minimum": 1},
-        "system": {"enum": ["gradwire", "limit", "mpich", "openmpi"]},
+        "dtype": {"enum": ["fp32", "fp16", "bf16", None]},
+        "ranks": {"type": "integer", "minimum": 2},
+        "bytes": {"type": "integer", "minimum": 0},
+        "system": {"enum": list(SYSTEMS)},
         "p50_us": NUMBER, "p99_us": NUMBER, "algbw_gbs": NUMBER, "busbw_gbs": NUMBER,
-        "ops": {"type": "integer", "minimum": 1}}}
+        "ops": {"type": "integer", "minimum": 0},
+        "figures": {"type": "object", "minProperties": 1, "additionalProperties": False,
+                    "properties": {name: NUMBER for name in FIGURES}}}}
 SCHEMA = {
-    "type": "object", "required": ["schema", "rows", "machine"],
+    "type": "object", "required": ["schema", "rows", "peers", "machine"],
+    "additionalProperties": False,
     "properties": {
-        "schema": {"const": 1}, "rows": {"type": "array", "items": ROW},
+        "schema": {"const": 2}, "rows": {"type": "array", "items": ROW},
+        "peers": {"type": "object", "additionalProperties": {"type": "string", "minLength": 1}},
         "machine": {"type": "object",
                     "required": ["cpu", "arch", "cpus_online", "memory_bytes", "kernel",
-                                 "compiler", "load_average", "limit_threads"]}}}
+                                 "compiler", "load_average_before", "load_average",
+                                 "limit_threads"]}}}
 
 
 @pytest.fixture
@@ -97,12 +110,72 @@ def rows(place, *args):
     ("all-reduce", [None], {"limit", "gradwire"}),
     ("latency", [None], {"limit", "gradwire"}),
     ("fetch", ["miss", "hit"], {"gradwire"}),
-    ("step", ["stage0", "stage1", "stage2", "stage3"], {"gradwire"})])
+    ("step", ["stage0", "stage1", "stage2", "stage3", "overlap", "overlap-off"], {"gradwire"})])
 def test_each_op_gives_its_rows(place, op, variants, systems):
     got = rows(place, op, *TINY)
     assert {(r["variant"], r["system"]) for r in got} == {(v, s) for v in variants
                                                           for s in systems}
     assert {(r["op"], r["ranks"], r["bytes"]) for r in got} == {(op, 2, 4096)}
+
+
+@pytest.mark.parametrize("op", [*COLLECTIVES, "fetch", "step"])
+def test_half_types_have_rows_of_their_own(place, op):
+    got = rows(place, op, "--dtypes", "fp16,fp32,bf16", *TINY)
+    systems = {"limit", "gradwire"} if op in COLLECTIVES else {"gradwire"}
+    assert {(r["dtype"], r["system"]) for r in got} == {
+        (d, s) for d in ("fp16", "fp32", "bf16") for s in systems}
+    assert [r["dtype"] for r in got] == sorted((r["dtype"] for r in got),
+                                               key=["fp16", "fp32", "bf16"].index)
+
+
+def test_ready_marks_a_thousand_parameters(place):
+    got, = rows(place, "ready", "--ranks", 2, "--sizes", "40K", "--iterations", 3, "--rounds", 1)
+    # 10 values of 4 bytes for each of 1000 parameters fit into 40960 bytes.
+    assert (got["bytes"], got["ops"], got["algbw_gbs"]) == (40000, 3, None)
+    assert set(got["figures"]) == {"acquire_us"}
+
+
+def test_overlap_is_told_beside_overlap_off(place):
+    got = {r["variant"]: r for r in rows(place, "step", *TINY) if "figures" in r}
+    assert set(got) == {"overlap", "overlap-off"}
+    told = {"hidden_fraction", "comm_us", "comm_alone_us", "exposed_us", "compute_us",
+            "compute_slowed"}
+    assert set(got["overlap"]["figures"]) == told | {"step_beside_overlap_off"}
+    assert set(got["overlap-off"]["figures"]) == told
+    for row in got.values():
+        assert 0 <= row["figures"]["hidden_fraction"] <= 1
+        assert row["figures"]["compute_us"] >= 30e3  # 20 ms backward, half of it forward
+    assert got["overlap"]["figures"]["step_beside_overlap_off"] == pytest.approx(
+        got["overlap"]["p50_us"] / got["overlap-off"]["p50_us"], rel=0.01)
+
+
+def test_a_storm_counts_its_clients(place):
+    got = {r["variant"]: r for r in rows(place, "storm", "--ranks", 3, "--jobs", 4,
+                                         "--iterations", 2)}
+    assert {v: r["ops"] for v, r in got.items()} == {"create": 8, "join": 16, "complete": 24}
+    for row in got.values():
+        assert row["figures"] == {"clients": 12, "jobs": 4, "failures": 0}
+        assert (row["bytes"], row["dtype"], row["busbw_gbs"]) == (0, None, None)
+
+
+def test_a_storm_tells_how_many_failed(place):
+    # An engine that ends at once: no job is created, and nobody can join one.
+    done = bench(place, "storm", "--ranks", 2, "--jobs", 3, "--iterations", 1, "--engine",
+                 shutil.which("false"), "--json", code=70)
+    document = json.loads(done.stdout)
+    jsonschema.validate(document, SCHEMA)
+    assert {r["figures"]["failures"] for r in document["rows"]} == {6}
+    assert {(r["ops"], r["p50_us"]) for r in document["rows"]} == {(0, None)}
+    assert "create job" in done.stderr and "was not created" in done.stderr
+
+
+def test_idle_processes_are_looked_at(place):
+    got = rows(place, "idle", "--ranks", 2, "--seconds", "100ms")
+    assert [r["variant"] for r in got] == ["gradwired", "gradwired-job", "engine"]
+    for row in got:
+        assert set(row["figures"]) == {"wakeups_per_s", "resident_mib", "threads"}
+        assert row["figures"]["resident_mib"] > 0.5 and row["figures"]["threads"] >= 1
+        assert (row["p50_us"], row["ops"]) == (None, 0)
 
 
 def test_private_all_gather_copies(place):
@@ -114,6 +187,9 @@ def test_lists_of_ranks_and_sizes(place):
     # Rounded down to whole values of all ranks.
     assert [(r["ranks"], r["bytes"]) for r in got if r["system"] == "gradwire"] == [
         (2, 1000), (2, 4096), (3, 996), (3, 4092)]
+    got = rows(place, "reduce-scatter", "--ranks", "3", "--sizes", "1000", "--dtypes", "bf16",
+               "--iterations", 3)
+    assert {r["bytes"] for r in got} == {996}  # 498 values
 
 
 @pytest.mark.parametrize("op, factor", [("reduce-scatter", 3 / 4), ("all-reduce", 6 / 4)])
@@ -138,17 +214,7 @@ def test_time_bounds_the_ops(place):
 def test_the_table_has_the_same_rows(place):
     lines = bench(place, "reduce-scatter", *TINY).stdout.splitlines()
     assert lines[0].split()[:2] == ["op", "variant"]
-    assert [line.split()[3] for line in lines[1:]] == ["limit", "gradwire"]
-
-
-@pytest.mark.parametrize("op", ["reduce-scatter", "all-gather", "all-reduce"])
-def test_peers_that_are_installed(place, op):
-    found = {n for n in ("mpich", "openmpi")
-             if shutil.which(f"mpicc.{n}") and shutil.which(f"mpirun.{n}")}
-    if not found:
-        pytest.skip("neither MPICH nor Open MPI is installed")
-    got = rows(place, op, "--peers", "--rounds", 1, *TINY)
-    assert {r["system"] for r in got} == {"limit", "gradwire"} | found
+    assert [line.split()[4] for line in lines[1:]] == ["limit", "gradwire"]
 
 
 def test_a_running_gradwired_is_used(place, daemon):
@@ -156,13 +222,174 @@ def test_a_running_gradwired_is_used(place, daemon):
     assert {r["system"] for r in got} == {"limit", "gradwire"}
 
 
+# ---- peers -------------------------------------------------------------------------------------
+
+def mpis():
+    return {n for n in ("mpich", "openmpi")
+            if shutil.which(f"mpicc.{n}") and shutil.which(f"mpirun.{n}")}
+
+
+@pytest.mark.parametrize("op", ["reduce-scatter", "all-gather", "all-reduce"])
+def test_peers_that_are_installed(place, op, tmp_path):
+    if not mpis():
+        pytest.skip("neither MPICH nor Open MPI is installed")
+    done = bench(place, op, "--peers", "--peers-dir", tmp_path, "--dtypes", "fp32,bf16", "--rounds",
+                 1, "--json", *TINY)
+    document = json.loads(done.stdout)
+    jsonschema.validate(document, SCHEMA)
+    assert {r["system"] for r in document["rows"] if r["dtype"] == "fp32"} == {
+        "limit", "gradwire"} | mpis()
+    assert set(document["peers"]) == mpis()
+    for name in ({"mpich", "openmpi"} | set(PRIVATE)) - mpis():
+        assert f"no peer {name}" in done.stderr
+    assert done.stderr.count("--install-peers brings it") == len(PRIVATE)
+    halves = {r["system"] for r in document["rows"] if r["dtype"] == "bf16"}
+    for name in mpis() - halves:
+        assert f"{name} has no {op} of bf16" in done.stderr
+
+
+def test_peers_that_were_brought(place):
+    """The real ones: only where somebody ran --install-peers, and said where."""
+    root = os.environ.get("GRADWIRE_TEST_PEERS")
+    if not root:
+        pytest.skip("GRADWIRE_TEST_PEERS names no directory of gwbench --install-peers")
+    for op in ("reduce-scatter", "all-gather", "all-reduce"):
+        got = rows(place, op, "--peers", "--peers-dir", root, "--dtypes", "fp32,bf16,fp16",
+                   "--rounds", 1, *TINY)
+        for dtype in ("fp32", "bf16", "fp16"):
+            assert set(PRIVATE) < {r["system"] for r in got if r["dtype"] == dtype}
+
+
+def double_of_gloo(tmp_path, says):
+    """A private directory with a Python that, asked for a round, says that."""
+    python = tmp_path / "bin/python3"
+    python.parent.mkdir()
+    lines = "\n".join(says)
+    python.write_text(f"#!/bin/sh\n[ $# -gt 3 ] || exit 0\ncat <<'END'\n{lines}\nEND\n")
+    python.chmod(0o755)
+    return tmp_path
+
+
+def gloo(place, tmp_path, says, code=0):
+    return bench(place, "all-reduce", "--peers", "--peers-dir", double_of_gloo(tmp_path, says),
+                 "--rounds", 2, "--json", *TINY, code=code)
+
+
+def test_what_a_peer_says_is_its_row(place, tmp_path):
+    document = json.loads(gloo(place, tmp_path, ["version gloo 7", "iterations 3", "ns 1000",
+                                                 "ns 3000", "ns 2000", "ok"]).stdout)
+    jsonschema.validate(document, SCHEMA)
+    row, = (r for r in document["rows"] if r["system"] == "gloo")
+    # Two rounds of three: 4096 bytes in 2 us; the 99th of 100 is the last of six.
+    assert (row["ops"], row["p50_us"], row["p99_us"], row["algbw_gbs"], row["busbw_gbs"]) == (
+        6, 2.0, 3.0, 2.048, 2.048)
+    assert document["peers"]["gloo"] == "gloo 7"
+
+
+def test_what_a_peer_lacks_is_told_once_and_has_no_row(place, tmp_path):
+    done = gloo(place, tmp_path, ["version gloo 7", "lacks such sums"])
+    assert done.stderr.count("gloo has no all-reduce of fp32: such sums") == 1
+    assert "gloo" not in {r["system"] for r in json.loads(done.stdout)["rows"]}
+
+
+@pytest.mark.parametrize("says, code, told", [
+    (["iterations 1", "ns 5", "wrong element 3"], EX_WRONG, "WRONG VALUE:  element 3"),
+    (["it broke"], 70, "gloo: it broke")])
+def test_a_peer_that_fails_ends_the_run_without_a_document(place, tmp_path, says, code, told):
+    done = gloo(place, tmp_path, says, code=code)
+    assert told in done.stderr and done.stdout == ""
+
+
+PINNED = ["impi-rt==2021.19.0", "impi-devel==2021.19.0", "oneccl-cpu==2021.15.2",
+          "oneccl-cpu-devel==2021.15.2", "torch==2.13.0+cpu"]
+
+
+def install(place, tmp_path, pip_code, code):
+    """--install-peers with doubles of Python and pip; what pip was asked for, a line each."""
+    log = tmp_path / "log"
+    double = tmp_path / "bin/python3"
+    double.parent.mkdir()
+    double.write_text(f"""#!/bin/sh
+if [ "$2" = venv ]; then mkdir -p "$3/bin" && cp "$0" "$3/bin/python3"; exit; fi
+echo "$*" >>{log}; echo "pip says no"; exit {pip_code}
+""")
+    double.chmod(0o755)
+    done = bench(place, "--install-peers", "--peers-dir", tmp_path / "a/b", code=code,
+                 PATH=f"{double.parent}:{os.environ['PATH']}")
+    return done, log.read_text().splitlines()
+
+
+def test_peers_are_brought_in_pinned_versions(place, tmp_path):
+    done, asked = install(place, tmp_path, 0, 0)
+    words = [word for line in asked for word in line.split() if "==" in word]
+    assert words == PINNED and all("--only-binary :all:" in line for line in asked)
+    assert done.stdout == "" and str(tmp_path / "a/b") in done.stderr
+
+
+def test_a_peer_that_cannot_be_brought_is_told(place, tmp_path):
+    done, asked = install(place, tmp_path, 1, EX_UNAVAILABLE)
+    for name in PRIVATE:
+        assert f"{name} could not be brought" in done.stderr
+    assert "pip says no" in done.stderr
+    # torch without CUDA is tried where its makers keep it, too.
+    assert ["--extra-index-url" in line for line in asked] == [False, False, False, True]
+
+
+# ---- a plot ------------------------------------------------------------------------------------
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def test_a_plot_has_a_curve_for_each_system(place, tmp_path):
+    root = double_of_gloo(tmp_path, ["version g", "iterations 1", "ns 1000", "ok"])
+    path = tmp_path / "plot.svg"
+    bench(place, "all-reduce", "--ranks", "2,3", "--sizes", "64K,4K", "--dtypes", "fp32,fp16",
+          "--iterations", 2, "--rounds", 1, "--peers", "--peers-dir", root, "--plot", path)
+    tree = xml.etree.ElementTree.parse(path)
+    panels = tree.findall(f"{SVG}g")
+    titles = [panel.find(f"{SVG}text").text for panel in panels]
+    assert titles == [f"all-reduce of {d}, {n} ranks" for d in ("fp32", "fp16") for n in (2, 3)]
+    systems = {"limit", "gradwire", "gloo"}
+    assert systems <= {t.text for t in tree.iter(f"{SVG}text")}
+    for panel in panels:
+        lines = panel.findall(f"{SVG}polyline")
+        assert len(lines) >= len(systems)
+        for line in lines:
+            xs = [float(point.split(",")[0]) for point in line.get("points").split()]
+            assert len(xs) == 2 and xs == sorted(xs)  # by size, however it was asked for
+
+
+def test_a_plot_of_png(place, tmp_path):
+    if not shutil.which("rsvg-convert"):
+        pytest.skip("rsvg-convert is not installed")
+    path = tmp_path / "plot.png"
+    bench(place, "latency", *TINY, "--plot", path)
+    assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+def test_without_its_program_a_png_is_refused_before_measuring(place, tmp_path):
+    done = bench(place, "latency", *TINY, "--plot", tmp_path / "plot.png", code=EX_USAGE,
+                 PATH=str(tmp_path))
+    assert "librsvg2-bin" in done.stderr and done.stdout == ""
+
+
+def test_a_plot_that_cannot_be_written_is_told(place, tmp_path):
+    done = bench(place, "latency", *TINY, "--plot", tmp_path / "none/plot.svg", code=73)
+    assert "cannot write the plot" in done.stderr and "latency" in done.stdout
+
+
 # ---- what it refuses ---------------------------------------------------------------------------
 
 @pytest.mark.parametrize("args, told", [
-    ([], "op"), (["storm"], "planned"), (["scatter"], "none"), (["latency", "x"], "not expected"),
-    (["latency", "--dtypes", "bf16"], "must be fp32"),
-    (["latency", "--dtypes", "fp32,fp16"], "must be fp32"),
-    (["latency", "--dtypes", "int8"], "must be fp32"), (["latency", "--ranks", "1"], "--ranks"),
+    ([], "op"), (["scatter"], "none"), (["latency", "x"], "not expected"),
+    (["latency", "--dtypes", "int8"], "int8"), (["latency", "--dtypes", "fp32,"], "fp32, fp16"),
+    (["latency", "--dtypes", ""], "fp32, fp16"), (["latency", "--ranks", "1"], "--ranks"),
+    (["storm", "--sizes", "4K"], "--sizes"), (["idle", "--dtypes", "fp32"], "--dtypes"),
+    (["storm", "--jobs", "0"], "--jobs"), (["storm", "--jobs", "65"], "--jobs"),
+    (["latency", "--jobs", "5"], "storm"), (["idle", "--socket", "x"], "its own"),
+    (["ready", "--sizes", "3999"], "too small"), (["storm", "--plot", "a.svg"], "bandwidth"),
+    (["latency", "--plot", "a.gif"], ".svg or .png"), (["latency", "--plot", ".svg"], ".svg"),
+    (["--install-peers", "latency"], "name no op"), (["storm", "--peers"], "collectives"),
     (["latency", "--ranks", "65"], "--ranks"), (["latency", "--ranks", "2,"], "--ranks"),
     (["latency", "--sizes", "4X"], "--sizes"), (["latency", "--sizes", ""], "--sizes"),
     (["step", "--ranks", "4", "--sizes", "100"], "too small"),
@@ -195,6 +422,11 @@ def has_edges():
     ("gradwire", ["reduce-scatter"]), ("gradwire", ["all-reduce"]), ("gradwire", ["latency"]),
     ("gradwire", ["all-gather"]), ("gradwire", ["all-gather", "--private"]),
     ("gradwire", ["fetch"]), ("gradwire", ["step"]), ("limit", ["reduce-scatter"]),
+    ("gradwire", ["reduce-scatter", "--dtypes", "bf16"]),
+    ("gradwire", ["all-reduce", "--dtypes", "fp16"]),
+    ("gradwire", ["all-gather", "--private", "--dtypes", "bf16"]),
+    ("gradwire", ["step", "--dtypes", "fp16"]), ("gradwire", ["fetch", "--dtypes", "bf16"]),
+    ("gradwire", ["ready"]), ("limit", ["all-reduce", "--dtypes", "bf16"]),
     ("limit", ["all-gather", "--private"]), ("peer", ["reduce-scatter", "--peers"])])
 def test_a_wrong_value_is_found(place, system, args):
     if system == "peer" and not (shutil.which("mpicc.mpich") or shutil.which("mpicc.openmpi")):
@@ -202,6 +434,7 @@ def test_a_wrong_value_is_found(place, system, args):
     planted = has_edges()
     done = bench(place, *args, *TINY, "--json", code=EX_WRONG if planted else 0,
                  GRADWIRE_BENCH_PLANT=system)
+    assert (done.stdout == "") == planted
     assert ("WRONG VALUE" in done.stderr) == planted
 
 

@@ -1,0 +1,136 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Cases, and in each case rounds in which limit, gradwire and peers take turns, so that what else
+ * happens on the machine meets all of them. The coordinator's thread.
+ */
+#include <math.h>
+
+#include "client/bench/local.h"
+#include "client/bench/peer.h"
+
+/* Systems in workers: the limit, gradwire, and gradwire without overlap. */
+enum { LOCALS = 3 };
+
+struct turns {
+    struct local *locals[LOCALS];
+    uint32_t count;
+    struct bench_samples peers[PEERS_MAX];
+};
+
+static const struct worker_ops *ops_of(const struct bench_case *what)
+{
+    if (what->op == BENCH_FETCH || what->variant == VARIANT_MAPPED)
+        return &worker_fetch;
+    if (what->op == BENCH_READY)
+        return &worker_ready;
+    return what->op == BENCH_STEP ? &worker_step : &worker_collective;
+}
+
+static int add_local(struct bench *bench, struct turns *turns, const struct bench_case *what,
+                     const struct worker_ops *ops)
+{
+    struct local *local = local_new(ops == &worker_limit ? "limit" : "gradwire", what);
+
+    if (local == NULL)
+        return EX_OSERR;
+    turns->locals[turns->count++] = local;
+    return local_start(local, ops, bench->socket);
+}
+
+static int start(struct bench *bench, const struct bench_case *what, struct turns *turns)
+{
+    const struct bench_options *o = &bench->options;
+    struct bench_case off = *what;
+    int r = 0;
+
+    for (uint32_t i = 0; i < bench->peers->count; i++)
+        peer_begin(&bench->peers->list[i], (o->iterations + o->rounds - 1) / o->rounds);
+    if (bench_ops[what->op].has_limit)
+        r = add_local(bench, turns, what, &worker_limit);
+    if (r == 0)
+        r = add_local(bench, turns, what, ops_of(what));
+    off.variant = VARIANT_OVERLAP_OFF;
+    if (r == 0 && what->variant == VARIANT_OVERLAP)
+        r = add_local(bench, turns, &off, ops_of(&off));
+    return r;
+}
+
+static int one_round(struct bench *bench, const struct bench_case *what, struct turns *turns)
+{
+    int r = 0;
+
+    for (uint32_t i = 0; r == 0 && i < turns->count; i++)
+        r = local_round(turns->locals[i], &bench->options);
+    for (uint32_t i = 0; r == 0 && i < bench->peers->count; i++)
+        r = peer_round(bench->peers, &bench->peers->list[i], what, &bench->options,
+                       &turns->peers[i]);
+    return r;
+}
+
+static int tell_local(const struct bench_options *options, const struct turns *turns, uint32_t i,
+                      uint64_t limit_ns)
+{
+    struct local *local = turns->locals[i];
+    double figures[FIGURES];
+    uint64_t off_ns;
+
+    local_figures(local, figures);
+    if (local->what.variant == VARIANT_OVERLAP) {
+        off_ns = samples_percentile(&turns->locals[i + 1]->samples, 50);
+        figures[FIGURE_BESIDE_OFF] =
+            (double)samples_percentile(&local->samples, 50) / (double)(off_ns + 1);
+    }
+    return output_row(options, &local->what, local->name, &local->samples, limit_ns, figures);
+}
+
+static int tell(const struct bench *bench, const struct bench_case *what, struct turns *turns)
+{
+    uint64_t limit_ns = 0;
+    int r = 0;
+
+    if (bench_ops[what->op].has_limit)
+        limit_ns = samples_percentile(&turns->locals[0]->samples, 50);
+    for (uint32_t i = 0; r == 0 && i < turns->count; i++)
+        r = tell_local(&bench->options, turns, i, limit_ns);
+    for (uint32_t i = 0; r == 0 && i < bench->peers->count; i++) {
+        if (turns->peers[i].count > 0)
+            r = output_row(&bench->options, what, bench->peers->list[i].kind->name,
+                           &turns->peers[i], limit_ns, NULL);
+    }
+    return r;
+}
+
+static int run_case(struct bench *bench, const struct bench_case *what)
+{
+    struct turns turns = {.count = 0};
+    int r;
+
+    r = start(bench, what, &turns);
+    for (uint64_t round = 0; r == 0 && round < bench->options.rounds; round++)
+        r = one_round(bench, what, &turns);
+    if (r == 0)
+        r = tell(bench, what, &turns);
+    while (turns.count > 0)
+        (void)local_free(turns.locals[--turns.count]);
+    for (uint32_t i = 0; i < PEERS_MAX; i++)
+        samples_clear(&turns.peers[i]);
+    return r;
+}
+
+int cases_run(struct bench *bench, const struct bench_case *base)
+{
+    const struct bench_op_traits *traits = &bench_ops[base->op];
+    int r = 0;
+
+    for (uint32_t variant = traits->first; r == 0 && variant <= (uint32_t)traits->last; variant++) {
+        struct bench_case what = *base;
+
+        what.variant = (enum bench_variant)variant;
+        /* Two ways to gather are asked for one at a time; overlap off runs beside overlap. */
+        if (base->op == BENCH_ALL_GATHER &&
+            (variant == VARIANT_PRIVATE) != bench->options.is_private)
+            continue;
+        r = run_case(bench, &what);
+    }
+    return r;
+}
