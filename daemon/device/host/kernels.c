@@ -38,8 +38,10 @@ void kernel_reduce_with(const struct kernel_isa *isa, const struct kernel_reduce
     }
     if (reduce->past)
         isa->settle();
-    for (uint32_t i = 0; i < reduce->n; i++)
-        moved->read += reduce->in[i] ? reduce->count * gw_dtype_bytes(reduce->in_dtype) : 0;
+    for (uint32_t i = 0; i < reduce->n; i++) {
+        uint8_t dtype = reduce->subtrees ? reduce->subtrees[i].dtype : reduce->in_dtype;
+        moved->read += reduce->in[i] ? reduce->count * gw_dtype_bytes(dtype) : 0;
+    }
     moved->written += reduce->outs * reduce->count * gw_dtype_bytes(reduce->out_dtype);
 }
 

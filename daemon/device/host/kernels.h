@@ -32,9 +32,20 @@ struct kernel_partial {
     uint64_t nonfinite; /* elements that are an infinity or NaN */
 };
 
+/* What an input is of the tree's leaves: one of them, or the sum over an aligned subtree that was
+ * made elsewhere, which is not rounded again. */
+struct kernel_subtree {
+    uint32_t first; /* leaf; a multiple of 2^height */
+    uint8_t height; /* leaves [first, first + 2^height), as far as there are so many */
+    uint8_t dtype;  /* of what the pointer points to */
+    bool sum;
+};
+
 struct kernel_reduce {
     const void *const *in; /* n pointers; NULL: zeros, with the bits that real zeros give */
     uint32_t n;            /* 1..64 */
+    const struct kernel_subtree *subtrees; /* n, which hold all leaves in order; NULL: input i is
+                                            * leaf i, of in_dtype */
     void *const *out; /* outs pointers; each may be one of `in`, if of its dtype; else no overlap */
     uint32_t outs;    /* >= 1: out[0] is computed, the others are copies of it */
     uint8_t in_dtype, out_dtype; /* enum gw_dtype */

@@ -16,7 +16,7 @@
 
 #define PIECE 512u
 #define LANES 16u
-#define DEPTH 5u /* binary counter over 16 groups of four inputs */
+#define DEPTH 8u /* binary counter over 64 leaves, and what is added to it */
 
 /* A vector of this width; whole ones are stored past the caches. */
 #if defined(__AVX512F__)
@@ -98,25 +98,35 @@ static void narrow(uint16_t *restrict half, const float *restrict wide, uint8_t 
         narrow_bf16(half, wide, count);
 }
 
+static const float *rounded(const struct kernel_reduce *reduce, const float *values, float *wide,
+                            size_t count)
+{
+    uint16_t half[PIECE];
+
+    narrow(half, values, reduce->round_dtype, count);
+    widen(wide, half, reduce->round_dtype, count);
+    return wide;
+}
+
 /* The piece of an input, as fp32: where it lies, or in `wide`. */
 static const float *input(const struct kernel_reduce *reduce, uint32_t index, uint64_t at,
                           float *wide, size_t count)
 {
+    const struct kernel_subtree *subtree = reduce->subtrees ? &reduce->subtrees[index] : NULL;
+    uint8_t dtype = subtree ? subtree->dtype : reduce->in_dtype;
     const void *in = reduce->in[index];
     const float *values = wide;
-    uint16_t half[PIECE];
 
     if (!in)
         return zeros;
-    if (reduce->in_dtype == GW_DTYPE_FP32)
+    if (dtype == GW_DTYPE_FP32)
         values = (const float *)in + at;
     else
-        widen(wide, (const uint16_t *)in + at, reduce->in_dtype, count);
-    if (reduce->round_dtype == GW_DTYPE_FP32 || reduce->round_dtype == reduce->in_dtype)
+        widen(wide, (const uint16_t *)in + at, dtype, count);
+    if (reduce->round_dtype == GW_DTYPE_FP32 || reduce->round_dtype == dtype ||
+        (subtree && subtree->sum))
         return values;
-    narrow(half, values, reduce->round_dtype, count);
-    widen(wide, half, reduce->round_dtype, count);
-    return wide;
+    return rounded(reduce, values, wide, count);
 }
 
 /* ---- the tree -------------------------------------------------------------------------------- */
@@ -157,6 +167,39 @@ static void sum_piece(const struct kernel_reduce *reduce, uint64_t at, size_t co
     }
     for (; held > 1; held--)
         sum_right(room->level[held - 2], room->level[held - 1], count);
+}
+
+/* The top two of the stack become one. What is at level k lies in level[k], or in an input. */
+static void join_top(const float **top, struct room *room, uint32_t left, size_t count)
+{
+    float *to = room->level[left];
+
+    if (top[left] == to)
+        sum_right(to, top[left + 1], count);
+    else
+        sum2(to, top[left], top[left + 1], count);
+    top[left] = to;
+}
+
+/* The same tree over subtrees: one that is its parent's right side is joined to its left neighbour,
+ * which by then is the whole left side; what is left at the end is joined from the right. */
+static void sum_subtrees(const struct kernel_reduce *reduce, uint64_t at, size_t count,
+                         struct room *room)
+{
+    const float *top[DEPTH];
+    uint32_t held = 0;
+
+    for (uint32_t i = 0; i < reduce->n; i++) {
+        const struct kernel_subtree *subtree = &reduce->subtrees[i];
+        top[held] = input(reduce, i, at, room->level[held], count);
+        held++;
+        for (uint32_t side = subtree->first >> subtree->height; side & 1; side >>= 1)
+            join_top(top, room, --held - 1, count);
+    }
+    for (; held > 1; held--)
+        join_top(top, room, held - 2, count);
+    if (top[0] != room->level[0])
+        memcpy(room->level[0], top[0], count * sizeof(*top[0]));
 }
 
 static void scale_all(float *restrict values, float scale, size_t count)
@@ -355,7 +398,8 @@ static size_t direct_chunk(const struct kernel_reduce *reduce, uint64_t at, size
     bool past = reduce->past && !reduce->accumulate;
     const float *in[4] = {0};
 
-    if (reduce->n > 4 || reduce->outs > 1 || (past && (uintptr_t)to % sizeof(vec) != 0))
+    if (reduce->n > 4 || reduce->subtrees || reduce->outs > 1 ||
+        (past && (uintptr_t)to % sizeof(vec) != 0))
         return 0;
     for (uint32_t i = 0; i < reduce->n; i++) {
         if (!reduce->in[i])
@@ -382,7 +426,10 @@ static void chunk(const struct kernel_reduce *reduce, uint64_t at, size_t count,
     for (size_t piece; done < count; done += piece) {
         float *values = room.level[0];
         piece = count - done < PIECE ? count - done : PIECE;
-        sum_piece(reduce, at + done, piece, &room);
+        if (reduce->subtrees)
+            sum_subtrees(reduce, at + done, piece, &room);
+        else
+            sum_piece(reduce, at + done, piece, &room);
         scale_all(values, reduce->scale, piece);
         if (reduce->accumulate)
             accumulate(reduce, at + done, piece, values, room.wide[0]);
