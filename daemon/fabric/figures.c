@@ -46,6 +46,13 @@ void figures_moved(struct fabric_counters *counters, const struct core_op *op, u
         add(&counters->at[rank][op->traffic].moved, moved_bytes);
 }
 
+void figures_crossed(struct fabric_counters *counters, const struct core_op *op, uint32_t rank,
+                     uint64_t bytes)
+{
+    if (!op->measure && op->traffic < GW_KINDS)
+        add(&counters->at[rank][op->traffic].cross, bytes);
+}
+
 static uint64_t read_one(const _Atomic uint64_t *counter)
 {
     return atomic_load_explicit(counter, memory_order_relaxed);
@@ -60,7 +67,8 @@ void figures_read(const struct fabric_counters *counters, uint32_t rank,
                                                .payload_bytes = read_one(&from->payload),
                                                .padding_bytes = read_one(&from->padding),
                                                .ring_bytes = read_one(&from->ring),
-                                               .moved_bytes = read_one(&from->moved)};
+                                               .moved_bytes = read_one(&from->moved),
+                                               .cross_node_bytes = read_one(&from->cross)};
     }
 }
 
@@ -74,6 +82,7 @@ void figures_reset(struct fabric_counters *counters)
             atomic_store_explicit(&counter->padding, 0, memory_order_relaxed);
             atomic_store_explicit(&counter->ring, 0, memory_order_relaxed);
             atomic_store_explicit(&counter->moved, 0, memory_order_relaxed);
+            atomic_store_explicit(&counter->cross, 0, memory_order_relaxed);
         }
 }
 

@@ -12,7 +12,7 @@
 #include "daemon/fabric/fabric.h"
 
 struct fabric_counter {
-    _Atomic uint64_t calls, payload, padding, ring, moved;
+    _Atomic uint64_t calls, payload, padding, ring, moved, cross;
 };
 
 struct fabric_counters {
@@ -25,6 +25,9 @@ void figures_count(struct fabric_counters *counters, const struct core_op *op, u
 /* What another rank's part moves into the rank's memory, of the same op. */
 void figures_moved(struct fabric_counters *counters, const struct core_op *op, uint32_t rank,
                    uint64_t moved_bytes);
+/* What was sent to other nodes of the op's data. */
+void figures_crossed(struct fabric_counters *counters, const struct core_op *op, uint32_t rank,
+                     uint64_t bytes);
 void figures_read(const struct fabric_counters *counters, uint32_t rank,
                   struct gw_counters ret_kinds[GW_KINDS]);
 void figures_reset(struct fabric_counters *counters);

@@ -62,7 +62,7 @@ static bool place_of(const struct bulk *bulk, uint64_t block, struct kernel_redu
 }
 
 /* What all blocks of the op have in common. */
-static struct kernel_reduce sum_of(const struct core_op *what)
+struct kernel_reduce local_sum_of(const struct core_op *what)
 {
     return (struct kernel_reduce){.n = what->world,
                                   .outs = 1,
@@ -85,7 +85,7 @@ static void all_reduce_block(void *arg, uint64_t block)
     struct bulk *bulk = arg;
     const struct local_op *op = bulk->op;
     struct kernel_moved moved = {0, 0};
-    struct kernel_reduce reduce = sum_of(&op->op);
+    struct kernel_reduce reduce = local_sum_of(&op->op);
     uint32_t slice;
 
     if (!place_of(bulk, block, &reduce, &slice))
@@ -105,7 +105,7 @@ static void reduce_scatter_block(void *arg, uint64_t block)
     uint64_t slice_bytes = op->op.numel * gw_dtype_bytes(op->op.in_dtype);
     const void *in[GW_RANKS_MAX];
     struct kernel_moved moved = {0, 0};
-    struct kernel_reduce reduce = sum_of(&op->op);
+    struct kernel_reduce reduce = local_sum_of(&op->op);
     uint32_t slice;
 
     if (!place_of(bulk, block, &reduce, &slice))
@@ -150,6 +150,42 @@ void local_all_reduce(struct local_op *op)
     for (uint32_t r = 0; r < what->world; r++)
         local_count(op, what->members[r],
                     moved_of(&bulk.read[r]) + moved_of(&bulk.written) / what->world);
+}
+
+struct part {
+    const struct kernel_reduce *reduce;
+    _Atomic uint64_t read, written;
+};
+
+static void sum_block(void *arg, uint64_t block)
+{
+    struct part *part = arg;
+    struct kernel_reduce reduce = *part->reduce;
+    struct kernel_moved moved = {0, 0};
+    uint64_t at = block * LOCAL_BLOCK_NUMEL, rest = reduce.count - at;
+
+    reduce.first += at;
+    reduce.count = rest < LOCAL_BLOCK_NUMEL ? rest : LOCAL_BLOCK_NUMEL;
+    if (reduce.partials)
+        reduce.partials += at / KERNEL_CHUNK;
+    kernel_reduce(&reduce, &moved);
+    atomic_fetch_add_explicit(&part->read, moved.read, memory_order_relaxed);
+    atomic_fetch_add_explicit(&part->written, moved.written, memory_order_relaxed);
+}
+
+void local_sum(struct local_fabric *fabric, const struct kernel_reduce *reduce,
+               struct kernel_moved *moved)
+{
+    struct part part = {.reduce = reduce};
+    uint64_t blocks = blocks_of(reduce->count);
+
+    if (reduce->count * (reduce->n + reduce->outs) * sizeof(float) >= SHARED_BYTES)
+        crew_run(fabric->crew, sum_block, &part, blocks);
+    else
+        for (uint64_t block = 0; block < blocks; block++)
+            sum_block(&part, block);
+    moved->read += moved_of(&part.read);
+    moved->written += moved_of(&part.written);
 }
 
 /* ---- a rank's own memory --------------------------------------------------------------------- */
@@ -200,7 +236,8 @@ static uint64_t pieces_of(uint64_t bytes)
     return (bytes + LOCAL_COPY_BYTES - 1) / LOCAL_COPY_BYTES;
 }
 
-/* Input by input, and of each piece of it all outputs: it is read from memory once. */
+/* Input by input, and of each piece of it all outputs: it is read from memory once. What is
+ * elsewhere is left out. */
 static void all_gather_block(void *arg, uint64_t block)
 {
     struct bulk *bulk = arg;
@@ -208,11 +245,12 @@ static void all_gather_block(void *arg, uint64_t block)
     uint64_t q = block / bulk->blocks_of_part, piece = block % bulk->blocks_of_part;
     uint64_t bytes = what->numel * gw_dtype_bytes(what->in_dtype);
 
-    for (uint32_t r = 0; r < what->world; r++)
-        atomic_fetch_add_explicit(&bulk->read[r],
-                                  copy_piece((char *)bulk->op->out[r] + q * bytes, bulk->op->in[q],
-                                             bytes, piece, bulk->past),
-                                  memory_order_relaxed);
+    for (uint32_t r = 0; bulk->op->in[q] && r < what->world; r++)
+        if (bulk->op->out[r])
+            atomic_fetch_add_explicit(&bulk->read[r],
+                                      copy_piece((char *)bulk->op->out[r] + q * bytes,
+                                                 bulk->op->in[q], bytes, piece, bulk->past),
+                                      memory_order_relaxed);
 }
 
 void local_all_gather(struct local_op *op)

@@ -15,18 +15,25 @@ static struct local_fabric *local_of(struct fabric *fabric)
     return (struct local_fabric *)(void *)fabric;
 }
 
+int local_init(struct local_fabric *fabric, const struct fabric_config *config)
+{
+    if (crew_new(CREW_AUTO, &fabric->crew) < 0)
+        return GW_E_NOMEM;
+    fabric->config = *config;
+    pthread_mutex_init(&fabric->pace_lock, NULL);
+    return 0;
+}
+
 static int local_new(const struct fabric_config *config, struct fabric **ret_fabric)
 {
     struct local_fabric *fabric = calloc(1, sizeof(*fabric));
 
     if (!fabric)
         return GW_E_NOMEM;
-    if (crew_new(CREW_AUTO, &fabric->crew) < 0) {
+    if (local_init(fabric, config) < 0) {
         free(fabric);
         return GW_E_NOMEM;
     }
-    fabric->config = *config;
-    pthread_mutex_init(&fabric->pace_lock, NULL);
     *ret_fabric = (struct fabric *)(void *)fabric;
     return 0;
 }
@@ -37,17 +44,20 @@ static void drop_partials(struct local_fabric *fabric)
         fabric->partials[b] = local_partials_unref(fabric->partials[b]);
 }
 
+void local_end(struct local_fabric *fabric)
+{
+    drop_partials(fabric);
+    free(fabric->partials);
+    crew_free(fabric->crew);
+    pthread_mutex_destroy(&fabric->pace_lock);
+}
+
 static struct fabric *local_free(struct fabric *fabric)
 {
-    struct local_fabric *local = local_of(fabric);
-
-    if (!local)
+    if (!fabric)
         return NULL;
-    drop_partials(local);
-    free(local->partials);
-    crew_free(local->crew);
-    pthread_mutex_destroy(&local->pace_lock);
-    free(local);
+    local_end(local_of(fabric));
+    free(fabric);
     return NULL;
 }
 
@@ -76,7 +86,7 @@ static int stream_of(struct local_fabric *fabric, const struct core_op *op,
 }
 
 /* So little to do that handing it to another thread would take longer. */
-static bool is_quick(const struct local_op *op)
+bool local_is_quick(const struct local_op *op)
 {
     const struct core_op *what = &op->op;
     uint64_t bytes = what->numel * gw_dtype_bytes(what->in_dtype);
@@ -91,37 +101,50 @@ static bool is_quick(const struct local_op *op)
     return what->kind == CORE_OP_BARRIER;
 }
 
-static int local_launch(struct fabric *fabric, const struct fabric_op *op)
+int local_enqueue(struct local_fabric *fabric, const struct fabric_op *op, struct local_op *copy,
+                  const struct local_way *way)
 {
-    struct local_fabric *local = local_of(fabric);
     struct device_stream *stream;
-    struct local_op *copy;
     int r;
 
-    r = stream_of(local, op->op, &stream);
+    r = stream_of(fabric, op->op, &stream);
     if (r < 0)
         return r;
-    r = local_op_new(local, op, &copy);
-    if (r < 0)
-        return r;
-    r = local->config.device_ops->enqueue(
+    return fabric->config.device_ops->enqueue(
         stream, &(struct device_work){.op = op->op->id,
-                                      .wait_ops = op->op->wait_ops,
-                                      .wait_op_count = op->op->wait_op_count,
+                                      .wait_ops = way->wait_ops,
+                                      .wait_op_count = way->wait_op_count,
                                       .ranks = figures_ranks(op->op),
                                       .ready_ns = op->op->ready_ns,
                                       .chained = op->op->stream == CORE_STREAM_GATHER &&
                                                  op->op->kind != CORE_OP_CAST,
-                                      .quick = is_quick(copy),
+                                      .quick = way->quick,
                                       .waits = op->waits,
                                       .wait_count = op->wait_count,
                                       .signals = op->signals,
                                       .signal_count = op->signal_count,
                                       .hold = copy->hold_ns ? local_hold : NULL,
                                       .hold_ns = copy->hold_ns,
-                                      .run = local_run,
-                                      .release = local_op_free,
+                                      .run = way->run,
+                                      .release = way->release,
                                       .arg = copy});
+}
+
+static int local_launch(struct fabric *fabric, const struct fabric_op *op)
+{
+    struct local_fabric *local = local_of(fabric);
+    struct local_op *copy;
+    int r;
+
+    r = local_op_new(local, op, &copy);
+    if (r < 0)
+        return r;
+    r = local_enqueue(local, op, copy,
+                      &(struct local_way){.quick = local_is_quick(copy),
+                                          .run = local_run,
+                                          .release = local_op_free,
+                                          .wait_ops = op->op->wait_ops,
+                                          .wait_op_count = op->op->wait_op_count});
     if (r < 0)
         local_op_free(copy);
     return r;
@@ -135,12 +158,15 @@ static void local_counters(const struct fabric *fabric, uint32_t rank,
     figures_read(&local->counters, rank, ret_kinds);
 }
 
+void local_clear(struct local_fabric *fabric)
+{
+    drop_partials(fabric);
+    figures_reset(&fabric->counters);
+}
+
 static void local_reset(struct fabric *fabric)
 {
-    struct local_fabric *local = local_of(fabric);
-
-    drop_partials(local);
-    figures_reset(&local->counters);
+    local_clear(local_of(fabric));
 }
 
 /* Nothing to be made for a generation: every rank's memory is in this process. */

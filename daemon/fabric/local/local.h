@@ -1,5 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Inside of the local fabric: what its files share. Not for users of the fabric table. */
+/*
+ * Inside of the local fabric: what its files share, and what the ucx fabric, which does a node's
+ * own part in the same way, is built on. Not for users of the fabric table. On a node of several,
+ * pointers of ranks elsewhere are NULL, and nothing is counted for them.
+ */
 #ifndef GW_FABRIC_LOCAL_LOCAL_H
 #define GW_FABRIC_LOCAL_LOCAL_H
 
@@ -21,6 +25,7 @@ struct local_partials {
     uint32_t references;
     uint64_t numel; /* of a slice */
     uint32_t slices;
+    uint8_t *rank_of; /* whose ops leave each slice's; GW_RANKS_MAX: nobody's yet. Behind `at` */
     struct kernel_partial at[];
 };
 
@@ -47,6 +52,16 @@ struct local_op {
     struct local_partials **verdict; /* by bucket; NULL entries: no gradient this step */
     uint32_t buckets, params;
     uint64_t ring_bytes, hold_ns;
+    void *exchange; /* ucx: its part of the op */
+};
+
+/* How an op is handed to its stream. */
+struct local_way {
+    bool quick;
+    void (*run)(void *arg, void *native); /* arg: the struct local_op */
+    void (*release)(void *arg);
+    const uint64_t *wait_ops;
+    uint32_t wait_op_count;
 };
 
 struct local_fabric {
@@ -61,10 +76,27 @@ struct local_fabric {
     struct fabric_counters counters;
 };
 
+/* local.c: loop thread. The parts of the fabric that is built in place, and of the table that do
+ * not depend on where ranks are. */
+int local_init(struct local_fabric *fabric, const struct fabric_config *config);
+void local_end(struct local_fabric *fabric);
+void local_clear(struct local_fabric *fabric); /* counters and partials */
+bool local_is_quick(const struct local_op *op);
+int local_enqueue(struct local_fabric *fabric, const struct fabric_op *op, struct local_op *copy,
+                  const struct local_way *way);
+
+static inline bool local_is_here(const struct local_fabric *fabric, uint32_t rank)
+{
+    const struct fabric_nodes *nodes = fabric->config.nodes;
+
+    return !nodes || nodes->of_rank[rank] == nodes->own;
+}
+
 /* run.c: stream threads. */
 void local_run(void *arg, void *native);
 uint64_t local_hold(void *arg, uint64_t now_ns);
 void local_count(const struct local_op *op, uint32_t rank, uint64_t moved_bytes);
+void local_verdict(struct local_op *op);
 
 /* bulk.c: stream threads and their helpers. */
 void local_reduce_scatter(struct local_op *op);
@@ -73,6 +105,12 @@ void local_all_gather(struct local_op *op);
 void local_gather(struct local_op *op);
 void local_cast(struct local_op *op);
 void local_add(struct local_op *op);
+/* Of a sum: what all its parts have in common. */
+struct kernel_reduce local_sum_of(const struct core_op *what);
+/* A part of a sum, `first` 0: in blocks as well, on as many threads as are worth it. partials: of
+ * its first chunk. */
+void local_sum(struct local_fabric *fabric, const struct kernel_reduce *reduce,
+               struct kernel_moved *moved);
 
 /* op.c: loop thread. */
 int local_op_new(struct local_fabric *fabric, const struct fabric_op *from,

@@ -102,9 +102,10 @@ static int partials_get(struct local_fabric *fabric, const struct core_op *what,
         return GW_E_NOMEM;
     partials = fabric->partials[what->bucket];
     if (!partials) {
-        partials = calloc(1, sizeof(*partials) + chunks * sizeof(partials->at[0]));
+        partials = calloc(1, sizeof(*partials) + chunks * sizeof(partials->at[0]) + what->slices);
         if (!partials)
             return GW_E_NOMEM;
+        partials->rank_of = memset(&partials->at[chunks], GW_RANKS_MAX, what->slices);
         partials->references = 1;
         partials->numel = what->numel;
         partials->slices = what->slices;
@@ -112,6 +113,8 @@ static int partials_get(struct local_fabric *fabric, const struct core_op *what,
     } else if (partials->numel != what->numel || partials->slices != what->slices) {
         return GW_E_INTERNAL;
     }
+    for (uint32_t i = 0; i < what->world; i++)
+        partials->rank_of[what->slice_first + i] = (uint8_t)what->members[i];
     partials->references++;
     *ret_partials = partials;
     return 0;

@@ -11,7 +11,8 @@
 
 void local_count(const struct local_op *op, uint32_t rank, uint64_t moved_bytes)
 {
-    figures_count(&op->fabric->counters, &op->op, op->ring_bytes, rank, moved_bytes);
+    if (local_is_here(op->fabric, rank))
+        figures_count(&op->fabric->counters, &op->op, op->ring_bytes, rank, moved_bytes);
 }
 
 static void run_broadcast(struct local_op *op)
@@ -20,7 +21,7 @@ static void run_broadcast(struct local_op *op)
 
     for (uint32_t r = 0; r < what->world; r++) {
         uint64_t moved = 0;
-        if (what->members[r] != what->rank)
+        if (what->members[r] != what->rank && op->out[r])
             moved = kernel_copy(op->out[r], op->in[0], what->numel * gw_dtype_bytes(what->in_dtype),
                                 false);
         local_count(op, what->members[r], moved);
@@ -90,7 +91,7 @@ static uint64_t write_board(struct gw_shm_board *board, const struct gw_shm_verd
     return sizeof(*verdict) + bytes;
 }
 
-static void run_verdict(struct local_op *op)
+void local_verdict(struct local_op *op)
 {
     const struct core_op *what = &op->op;
     struct gw_shm_verdict verdict __attribute__((aligned(8)));
@@ -149,7 +150,7 @@ void local_run(void *arg, void *native)
         local_cast(op);
         break;
     case CORE_OP_VERDICT:
-        run_verdict(op);
+        local_verdict(op);
         break;
     }
 }
