@@ -455,6 +455,14 @@ uint32_t job_unheard(const struct job *job)
     return core_unheard(job->core);
 }
 
+static bool take_fault(struct job *job, char text[GW_TEXT_MAX + 1])
+{
+    const struct fabric_ops *fabric_ops = job->config.fabric_ops;
+
+    return job->config.device_ops->take_fault(job->config.device, text) ||
+           (fabric_ops->take_fault && fabric_ops->take_fault(job->fabric, text));
+}
+
 int job_completions(struct job *job, uint64_t now_ns)
 {
     char text[GW_TEXT_MAX + 1];
@@ -463,7 +471,7 @@ int job_completions(struct job *job, uint64_t now_ns)
     if (job->failed)
         build_release_waits(job); /* of what was under way, some may have raised its words late */
     collect(job);
-    if (r == 0 && job->config.device_ops->take_fault(job->config.device, text)) {
+    if (r == 0 && take_fault(job, text)) {
         r = device_lost(job, now_ns, text);
         if (r == 0)
             r = drain_effects(job, now_ns);

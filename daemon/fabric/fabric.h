@@ -2,7 +2,7 @@
 /*
  * The fabric table: turns an op of the core, its references resolved to pointers, into work on the
  * device's streams, and counts what it moves. One table per kind of fabric, chosen once at set-up
- * beside the device: `local` (one node, host) or `nccl` (one node, GPUs).
+ * beside the device: `local` (one node, host), `ucx` (host, several nodes) or `nccl` (GPUs).
  *
  * All calls come from the engine's loop thread. Counters are read there while streams add to them.
  *
@@ -55,7 +55,6 @@ struct fabric_config {
     uint32_t world;            /* ranks of the job */
     uint64_t link_bytes_per_s; /* simulated link of each rank; 0: none */
     uint64_t op_timeout_ns;    /* longest that a call of a communicator is polled; 0: 1800 s */
-    /* A fault of the fabric itself (communicators) is told through the device: its take_fault. */
 };
 
 /* A part of a gather or cast: contiguous on both sides. */
@@ -117,6 +116,10 @@ struct fabric_ops {
      * and drain; form() begins anew. */
     void (*abort)(struct fabric *fabric);
     int (*launch)(struct fabric *fabric, const struct fabric_op *op);
+    /* False: none. Else what happened, once: another node sends what this one does not expect, or
+     * cannot be reached although nobody says that it is lost. The fabric has aborted the device, so
+     * completions of failed works wake the loop. NULL: faults are told by the device. */
+    bool (*take_fault)(struct fabric *fabric, char text[GW_TEXT_MAX + 1]);
     /* "nccl exact": the fabric and how it adds up ops of this order. */
     const char *(*order_name)(uint32_t order);
     void (*counters)(const struct fabric *fabric, uint32_t rank,
@@ -130,5 +133,7 @@ uint64_t fabric_ring_bytes(enum gw_kind kind, uint64_t payload_bytes, uint32_t w
 
 /* All ranks on one node, on a device whose work runs on the host. */
 extern const struct fabric_ops fabric_local;
+/* Ranks on several nodes, on such a device. In gw_fabric_ucx, which links UCX. */
+extern const struct fabric_ops fabric_ucx;
 
 #endif
