@@ -21,7 +21,13 @@ const char *reg_unit(const struct reg_list *list, uint32_t param)
     return list->names + list->params[param].unit_at;
 }
 
-/* A list begun anew names the same groups. */
+/* Groups come before parameters: one that comes after them begins all of it anew. */
+static bool begins_anew(const struct reg_list *list)
+{
+    return list->total > 0;
+}
+
+/* Parameters begun anew name the same groups. */
 static void clear_params(struct reg_list *list)
 {
     free(list->params);
@@ -106,13 +112,14 @@ static int group_check(const struct core *core, uint32_t rank, const struct wire
     const struct core_rank *mine = &core->ranks[rank];
     const uint32_t *ranks = msg->u.param_group.ranks;
     uint32_t count = msg->u.param_group.count, world = core->config.world;
+    uint32_t before = begins_anew(&mine->list) ? 0 : mine->list.group_count;
     uint64_t mask = 0;
 
     if (core->sealed || mine->seal_request) {
         text_add(text, "rank %u adds a group after its seal: add groups before gw_seal", rank);
         return GW_E_STATE;
     }
-    if (mine->list.group_count + 1 >= GW_GROUPS_MAX) {
+    if (before + 1 >= GW_GROUPS_MAX) {
         text_add(text, "rank %u adds more groups than %u, the world included, which is the limit",
                  rank, GW_GROUPS_MAX);
         return GW_E_LIMIT;
@@ -163,8 +170,8 @@ void registry_group(struct core *core, uint32_t rank, const struct wire_msg *msg
         core_reply_done(core, rank, msg->request, r, "%s", line);
         return;
     }
-    if (list->total > 0)
-        reg_list_clear(list); /* groups come first: all of it is begun anew */
+    if (begins_anew(list))
+        reg_list_clear(list);
     r = group_add(list, msg);
     core_reply_done(core, rank, msg->request, r, "%s",
                     r < 0 ? "no memory for one more group" : "");

@@ -53,6 +53,9 @@ static void test_wrong_groups_are_refused(void **state)
     for (uint32_t g = 1; g < GW_GROUPS_MAX; g++)
         add_group(0, 2, 0, 0, 1, 0, "");
     add_group(0, 2, 0, 0, 1, GW_E_LIMIT, "rank 0 adds more groups than 64, the world included");
+    add_param(0, (struct wire_param){.group = GW_GROUPS_MAX - 1}, 0, "");
+    add_group(0, 2, 0, 0, 1, 0, ""); /* all anew: the limit is far again */
+    add_param(0, (struct wire_param){.group = 2}, GW_E_INVALID, "but rank 0 has added 1");
 }
 
 static void test_parameters_name_groups_that_are_there(void **state)
