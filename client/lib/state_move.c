@@ -123,7 +123,7 @@ static void own_range(const struct state *s, const struct state_tensor *tensor,
                       const struct gw_span *span, uint64_t *ret_from, uint64_t *ret_to)
 {
     uint32_t group = s->zero->view.buckets[span->bucket].group;
-    uint32_t runs = layout_page_groups(s->zero->page)[group].shard_ranks;
+    uint32_t shard_ranks = layout_page_groups(s->zero->page)[group].shard_ranks;
     uint32_t position = layout_page_position(s->zero->page, group, s->job->rank);
     uint64_t slice = place_slice_numel(s->zero->place, span->bucket);
 
@@ -132,8 +132,8 @@ static void own_range(const struct state *s, const struct state_tensor *tensor,
         *ret_to = span->bucket_offset + span->numel;
         return;
     }
-    *ret_from = slice * (position % runs);
-    *ret_to = position < runs ? *ret_from + slice : *ret_from;
+    *ret_from = slice * (position % shard_ranks);
+    *ret_to = position < shard_ranks ? *ret_from + slice : *ret_from;
 }
 
 static int move_piece(struct state *s, const struct state_tensor *tensor,

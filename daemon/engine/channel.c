@@ -69,7 +69,7 @@ static void on_channel(void *owner, int events)
     struct packet *packet = &engine->packet;
 
     (void)events;
-    for (unsigned i = 0; i < ENGINE_PACKETS_PER_TURN && engine->channel && !engine->ending; i++) {
+    for (unsigned i = 0; i < ENGINE_FRAMES_PER_TURN && engine->channel && !engine->ending; i++) {
         int r = packet_receive(watch_fd(engine->channel), packet);
         if (r == GW_E_AGAIN)
             return;

@@ -43,7 +43,7 @@
 
 #define ENGINE_FIRST_NS 30000000000ull /* a client must come by then, or join by then */
 #define ENGINE_SESSIONS_MAX (2u * GW_RANKS_MAX + 32u)
-#define ENGINE_PACKETS_PER_TURN 64u   /* of one client, then others have their turn */
+#define ENGINE_FRAMES_PER_TURN 64u    /* of one client, then others have their turn */
 #define ENGINE_LOST_NS 10000000000ull /* after a device failed: for clients to see it, and to go */
 #define ENGINE_STATS_NS 50000000ull
 

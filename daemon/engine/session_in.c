@@ -174,7 +174,7 @@ bool session_take_turns(struct engine *engine)
 
     for (uint32_t rank = 0; rank < GW_RANKS_MAX; rank++) {
         struct session *session = engine->ranks[rank];
-        unsigned left = ENGINE_PACKETS_PER_TURN;
+        unsigned left = ENGINE_FRAMES_PER_TURN;
         uint64_t seen;
 
         if (!session || !session_has_more(session))
@@ -342,7 +342,7 @@ void session_on_socket(void *owner, int events)
     } else {
         if (events & UV_WRITABLE)
             session_watch(session);
-        for (unsigned i = 0; i < ENGINE_PACKETS_PER_TURN && !session->closed; i++)
+        for (unsigned i = 0; i < ENGINE_FRAMES_PER_TURN && !session->closed; i++)
             if (receive(session) == 0)
                 break;
     }
