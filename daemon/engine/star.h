@@ -78,8 +78,8 @@ int star_send(struct star *star, uint32_t peer, const void *bytes, size_t count)
 void star_drop(struct star *star, uint32_t peer);
 /* Root: strangers are refused from now on; nodes that are known may come back. */
 void star_close_door(struct star *star);
-/* Joins the thread; what is queued is sent, for a second at most. NULL-safe; no callback after. From
- * a callback too. Its memory goes with the next turn of config.loop. */
+/* Joins the thread; what is queued is sent, for a second at most. NULL-safe; no callback after. May
+ * be called in a callback. Its memory goes with the next turn of config.loop. */
 struct star *star_free(struct star *star);
 
 /* "10.0.0.1:46200", "[fd00::1]:46200" */
