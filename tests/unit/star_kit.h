@@ -270,19 +270,26 @@ static inline void raw_expect_close(int fd)
 }
 
 /* Proves itself as a node. */
-static inline void raw_open(struct raw *raw, const struct job_address *to, uint64_t session)
+static inline void raw_open_as(struct raw *raw, const struct job_address *to,
+                               const struct star_open *open)
 {
-    const struct star_open open = {.session = session};
     uint8_t nonce[STAR_NONCE_BYTES] = {9}, step[STAR_STEP_MAX], answer[STAR_STEP_MAX];
     size_t bytes;
 
     raw->fd = raw_connect(to);
-    assert_int_equal(star_proof_new(kit_secret, nonce, &open, &raw->proof), 0);
+    assert_int_equal(star_proof_new(kit_secret, nonce, open, &raw->proof), 0);
     star_proof_hello(raw->proof, step);
     assert_true(raw_write(raw->fd, step, STAR_HELLO_BYTES));
     assert_true(raw_read(raw->fd, step, star_proof_wants(raw->proof)));
     assert_int_equal(star_proof_take(raw->proof, step, answer, &bytes), 0);
     assert_true(raw_write(raw->fd, answer, bytes));
+}
+
+static inline void raw_open(struct raw *raw, const struct job_address *to, uint64_t session)
+{
+    const struct star_open open = {.session = session};
+
+    raw_open_as(raw, to, &open);
 }
 
 static inline bool raw_say(struct raw *raw, const uint8_t *record, size_t bytes)
