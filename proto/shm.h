@@ -188,6 +188,7 @@ struct gw_stats_page {
     char fabric[32];            /* and its order of sums: "local exact" */
     /* Zeros up to the page's end, for older engines: what is added stands here. */
     uint64_t cross_node_bytes[5]; /* by enum gw_kind: sent to other nodes by this one */
+    char ordering[16];            /* of GPUs and other processes: "words", "events"; host: "" */
 };
 
 _Static_assert(sizeof(struct gw_shm_slot) == 64, "slot is a cache line");

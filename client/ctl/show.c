@@ -131,12 +131,13 @@ static json_t *json_kinds(const uint64_t values[GW_KINDS])
 static json_t *json_job(const struct wire_job *job)
 {
     char tag[TAG_HEX_BYTES];
+    json_t *ordering = job->ordering[0] != '\0' ? json_text(job->ordering) : json_null();
     json_t *stage = job->stage == UINT32_MAX ? json_null() : json_integer((json_int_t)job->stage);
 
     tag_to_hex(job->tag, tag);
     return json_pack(
         "{s:s, s:o, s:I, s:I, s:s, s:I, s:I, s:o, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, "
-        "s:o, s:o}",
+        "s:o, s:o, s:o}",
         "tag", tag, "name", json_text(job->name), "uid", (json_int_t)job->uid, "engine_pid",
         (json_int_t)job->engine_pid, "state", state_name(job->state), "world",
         (json_int_t)job->world, "ranks_present", (json_int_t)job->ranks_present, "stage", stage,
@@ -144,8 +145,8 @@ static json_t *json_job(const struct wire_job *job)
         json_u64(job->age_ns), "memory_bytes", json_u64(job->memory_bytes), "calls",
         json_kinds(job->calls), "payload_bytes", json_kinds(job->payload_bytes), "moved_bytes",
         json_kinds(job->moved_bytes), "cross_node_bytes", json_kinds(job->cross_node_bytes), "wait",
-        json_text(job->wait), "device", json_text(job->device), "fabric",
-        json_text(job->fabric));
+        json_text(job->wait), "device", json_text(job->device), "fabric", json_text(job->fabric),
+        "ordering", ordering);
 }
 
 static uint32_t hidden_jobs(const struct ctl_jobs *jobs)
@@ -189,6 +190,16 @@ static const bool right_aligned[COLUMNS] = {
     [RANKS] = true, [STAGE] = true, [STEPS] = true, [AGE] = true, [MEMORY] = true, [PID] = true};
 typedef char row[COLUMNS][CELL_BYTES];
 
+/* "host"; of GPUs also how they and other processes wait for each other: "cuda, words". */
+static void fill_device(const struct wire_job *job, char cell[CELL_BYTES])
+{
+    char text[2 * CELL_BYTES];
+
+    (void)snprintf(text, sizeof(text), "%.63s%s%.63s", job->device[0] != '\0' ? job->device : "-",
+                   job->ordering[0] != '\0' ? ", " : "", job->ordering);
+    (void)printable(text, cell, CELL_BYTES);
+}
+
 static void fill_row(const struct wire_job *job, row cells)
 {
     const struct passwd *user = getpwuid(job->uid);
@@ -202,7 +213,7 @@ static void fill_row(const struct wire_job *job, row cells)
     (void)snprintf(cells[STATE], CELL_BYTES, "%s", state_name(job->state));
     (void)snprintf(cells[RANKS], CELL_BYTES, "%" PRIu32 "/%" PRIu32, job->ranks_present,
                    job->world);
-    (void)printable(job->device[0] != '\0' ? job->device : "-", cells[DEVICE], CELL_BYTES);
+    fill_device(job, cells[DEVICE]);
     (void)printable(job->fabric[0] != '\0' ? job->fabric : "-", cells[FABRIC], CELL_BYTES);
     if (job->stage == UINT32_MAX)
         (void)snprintf(cells[STAGE], CELL_BYTES, "-");

@@ -149,6 +149,9 @@ struct device_ops {
      * job is on it, which NCCL refuses), GW_E_MISMATCH (the rank was on another). */
     int (*place)(struct device *device, uint32_t rank, const struct device_place *place,
                  char text[GW_TEXT_MAX + 1]);
+    /* How its streams and other processes wait for each other, in a word for people: "words",
+     * "events"; "": no rank was placed. NULL: they do not, hosts wait. */
+    const char *(*ordering)(const struct device *device);
     /* Words and slots (pages.h) that streams of the device are to reach, until page_remove, which
      * comes after all works that name them. */
     int (*page_add)(struct device *device, void *base, size_t bytes);

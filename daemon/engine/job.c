@@ -511,6 +511,13 @@ const char *job_device_name(const struct job *job)
     return job->config.device_ops->name;
 }
 
+const char *job_ordering_name(const struct job *job)
+{
+    const struct device_ops *ops = job->config.device_ops;
+
+    return ops->ordering ? ops->ordering(job->config.device) : "";
+}
+
 const char *job_fabric_name(const struct job *job)
 {
     bool sealed = core_layout(job->core) != NULL;

@@ -94,6 +94,8 @@ uint32_t job_world(const struct job *job);
 /* "host", "local exact" */
 const char *job_device_name(const struct job *job);
 const char *job_fabric_name(const struct job *job);
+/* "words", "events" (struct device_ops); "": host memory, or no rank is placed yet. */
+const char *job_ordering_name(const struct job *job);
 uint64_t job_memory_bytes(const struct job *job);
 void job_counters(const struct job *job, uint32_t rank, struct gw_counters ret_kinds[GW_KINDS]);
 

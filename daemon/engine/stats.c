@@ -53,6 +53,7 @@ static void write_page(struct engine *engine)
     memcpy(page.wait, engine->wait, sizeof(page.wait));
     snprintf(page.device, sizeof(page.device), "%s", job_device_name(engine->job));
     snprintf(page.fabric, sizeof(page.fabric), "%s", job_fabric_name(engine->job));
+    snprintf(page.ordering, sizeof(page.ordering), "%s", job_ordering_name(engine->job));
     atomic_store_explicit(&engine->stats->sequence, sequence + 1, memory_order_relaxed);
     atomic_thread_fence(memory_order_release);
     memcpy((char *)engine->stats + at, (const char *)&page + at, sizeof(page) - at);

@@ -88,6 +88,7 @@ void stats_job(const struct engine *engine, struct stats_text *text, struct wire
         .wait = text->wait,
         .device = text->device,
         .fabric = text->fabric,
+        .ordering = text->ordering,
         .uid = engine->uid,
         .engine_pid = (uint32_t)engine->pid,
         .stage = UINT32_MAX,
@@ -116,6 +117,8 @@ void stats_job(const struct engine *engine, struct stats_text *text, struct wire
                           sizeof(text->device));
         (void)escape_text(page.fabric, strnlen(page.fabric, sizeof(page.fabric)), text->fabric,
                           sizeof(text->fabric));
+        (void)escape_text(page.ordering, strnlen(page.ordering, sizeof(page.ordering)),
+                          text->ordering, sizeof(text->ordering));
     } else {
         (void)strncpy(text->wait, "the engine's statistics cannot be read", sizeof(text->wait) - 1);
     }

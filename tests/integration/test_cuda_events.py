@@ -234,6 +234,11 @@ def test_memory_that_cannot_be_exported_is_refused(where):
 
 
 @pytest.mark.seeds(1)
+def test_jobs_tell_that_events_order_streams(where):
+    test_cuda_streams.test_jobs_tell_how_streams_are_ordered(where, "events")
+
+
+@pytest.mark.seeds(1)
 def test_doctor_says_which_way_and_what_it_costs():
     out = subprocess.run([GWCTL, "doctor", "--plugins", PLUGINS], capture_output=True, text=True,
                          timeout=60 * SLOWER).stdout

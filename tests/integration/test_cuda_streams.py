@@ -5,16 +5,19 @@
 A stream is held by a wait for a timeline of the test's own; nothing here depends on how long.
 """
 import ctypes
+import json
 import math
 import os
 import random
 import struct
+import subprocess
 import threading
 import time
 
 import pytest
 
 import gw
+from conftest import GWCTL, SLOWER, until
 
 S = gw.S
 N = 256
@@ -54,6 +57,26 @@ def sealed(rank, world, where, numels, **options):
         job.param(f"p{j}", numel, f"u{j}")
     job.seal(**{"bucket_bytes": N * 4, **options})
     return job
+
+
+def ordering_told(rank, where):
+    """What gwctl jobs says of a job that is there, for programs and for people."""
+    job = join(rank, 1, where)
+
+    def jobs(*args):
+        return subprocess.run([GWCTL, "--socket", where["socket"], "jobs", *args], check=True,
+                              capture_output=True, text=True, timeout=60 * SLOWER).stdout
+
+    until(lambda: json.loads(jobs("--json"))["jobs"][0]["ranks_present"] == 1, what="the rank")
+    told = json.loads(jobs("--json"))["jobs"][0]["ordering"], jobs()
+    job.close()
+    return told
+
+
+@pytest.mark.seeds(1)
+def test_jobs_tell_how_streams_are_ordered(where, way="words"):
+    ((ordering, table),) = gw.run(1, ordering_told, plain(where))
+    assert ordering == way and f"cuda, {way} " in table, table
 
 
 class Gate:

@@ -84,6 +84,7 @@ static void samples_lists(void)
                                  samples_wait,
                                  i % 2 ? "" : "cuda",
                                  i % 2 ? samples_long_name + GW_NAME_MAX - GW_LABEL_MAX : "",
+                                 i % 3 ? "words" : "",
                                  UINT32_MAX - i,
                                  i,
                                  5,

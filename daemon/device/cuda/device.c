@@ -387,11 +387,19 @@ bool cuda_peers(const struct device *device, uint32_t rank, uint32_t other)
     return rank < GW_RANKS_MAX && other < GW_RANKS_MAX && of->gpus[other].reached >> rank & 1;
 }
 
+static const char *ordering(const struct device *device)
+{
+    const struct cuda_device *of = cuda_of(device);
+
+    return of->way ? of->way->name : "";
+}
+
 const struct device_ops device_cuda = {
     .name = "cuda",
     .device_new = device_new,
     .device_free = device_free,
     .place = cuda_place,
+    .ordering = ordering,
     .page_add = cuda_page_add,
     .page_remove = cuda_page_remove,
     .timeline_events = cuda_timeline_events,

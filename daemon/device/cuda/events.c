@@ -167,6 +167,7 @@ static bool wait_tokens(struct cuda_gpu *gpu, CUstream stream, const struct cuda
 }
 
 const struct cuda_way cuda_events = {
+    .name = "events",
     .track_new = track_new,
     .track_free = track_free,
     .submit = cuda_tokens_submit,

@@ -26,6 +26,7 @@ struct cuda_device;
 struct cuda_gpu;
 
 struct cuda_way {
+    const char *name; /* for people */
     /* Loop thread, set-up path: what a lane needs on the GPU beside its streams. */
     int (*track_new)(struct cuda_gpu *gpu, uint32_t lane);
     void (*track_free)(struct cuda_gpu *gpu, uint32_t lane);

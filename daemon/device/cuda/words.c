@@ -79,6 +79,7 @@ static void look(struct cuda_gpu *gpu)
 }
 
 const struct cuda_way cuda_words = {
+    .name = "words",
     .track_new = track_new,
     .track_free = track_free,
     .submit = cuda_push_work,
