@@ -35,6 +35,7 @@ struct core_config {
     uint64_t stall_report_ns; /* first report; then at doubled times; default 10 s */
     uint64_t drop_edges;      /* test builds: bit per row of edges.def; else 0 */
     uint32_t device;          /* enum gw_device_kind: where the job's bulk memory lies */
+    bool spans;               /* ranks are on several nodes */
 };
 
 /* ---- references, tokens, ops ----------------------------------------------------------------- */

@@ -236,7 +236,8 @@ bool seal_pending(const struct core *core);
 
 /* 0; GW_E_INVALID with *text: a seal of one rank is wrong by itself. Fills the defaults in that
  * need no layout. */
-int options_check(struct wire_seal *seal, uint32_t world, uint32_t device, struct text *text);
+int options_check(struct wire_seal *seal, uint32_t world, uint32_t device, bool spans,
+                  struct text *text);
 /* Hybrid sharding of a group, or 0; `whose`: "" or of what group it is said. */
 int options_check_runs(const struct wire_seal *seal, uint32_t shard_ranks, uint32_t members,
                        const char *whose, struct text *text);

@@ -140,10 +140,13 @@ int options_check_runs(const struct wire_seal *seal, uint32_t shard_ranks, uint3
     return GW_E_INVALID;
 }
 
-/* What only some devices can do. */
-static int check_device(const struct wire_seal *seal, uint32_t device, struct text *text)
+/* What only some devices and nodes can do. */
+static int check_place(const struct wire_seal *seal, uint32_t device, bool spans,
+                       struct text *text)
 {
-    if (seal->order == GW_ORDER_FABRIC && device == GW_DEVICE_HOST)
+    if (seal->gather == GW_GATHER_MAPPED && spans)
+        text_add(text, "gather mapped is for one node, but the job spans several: use private");
+    else if (seal->order == GW_ORDER_FABRIC && device == GW_DEVICE_HOST)
         text_add(text, "order is fabric, but the job is in host memory, where sums are always "
                  "exact: use exact, or attach GPUs");
     else if (seal->gather == GW_GATHER_MAPPED && device != GW_DEVICE_HOST)
@@ -153,7 +156,8 @@ static int check_device(const struct wire_seal *seal, uint32_t device, struct te
     return GW_E_INVALID;
 }
 
-int options_check(struct wire_seal *seal, uint32_t world, uint32_t device, struct text *text)
+int options_check(struct wire_seal *seal, uint32_t world, uint32_t device, bool spans,
+                  struct text *text)
 {
     int r;
 
@@ -161,7 +165,7 @@ int options_check(struct wire_seal *seal, uint32_t world, uint32_t device, struc
     if (r == 0)
         r = check_sizes(seal, text);
     if (r == 0)
-        r = check_device(seal, device, text);
+        r = check_place(seal, device, spans, text);
     if (r == 0)
         r = check_factors(seal, text);
     if (r == 0)

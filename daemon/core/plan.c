@@ -249,14 +249,10 @@ static int check(const struct plan_request *request, struct wire_seal *options, 
     }
     if (options->stage == 0)
         options->shard_ranks = 0;
-    if (options->gather == GW_GATHER_MAPPED && request->nodes > 1) {
-        text_add(text, "gather mapped is for one node, but there are %u: use private",
-                 request->nodes);
-        return GW_E_INVALID;
-    }
     /* A plan knows no devices: one that can do what is asked. */
     return options_check(options, request->world,
-                         options->order == GW_ORDER_FABRIC ? GW_DEVICE_CUDA : GW_DEVICE_HOST, text);
+                         options->order == GW_ORDER_FABRIC ? GW_DEVICE_CUDA : GW_DEVICE_HOST,
+                         request->nodes > 1, text);
 }
 
 /* As registry and seal would. */

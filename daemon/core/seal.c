@@ -231,7 +231,7 @@ static int seal_check(const struct core *core, uint32_t rank, struct wire_seal *
                  mine->list.count, mine->list.total);
         return GW_E_STATE;
     }
-    r = options_check(seal, core->config.world, core->config.device, text);
+    r = options_check(seal, core->config.world, core->config.device, core->config.spans, text);
     if (seal->scale == 0 && mine->list.group_count == 0)
         seal->scale = 1.0 / core->config.world; /* else each group has its own mean */
     for (uint32_t g = 0; g < mine->list.group_count && r == 0; g++) {
