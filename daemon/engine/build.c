@@ -49,6 +49,8 @@ static int build_arenas(struct job *job, char text[GW_TEXT_MAX + 1])
     int r = 0;
 
     for (int rank = -1; r == 0 && rank < (int)job->config.world; rank++) {
+        if (rank >= 0 && !job_here(job, (uint32_t)rank))
+            continue;
         if (rank >= 0)
             arenas_drop_kind(job->arenas, GW_ARENA_OVERFLOW, rank, 0);
         for (int kind = 0; r == 0 && kind < GW_ARENA_KINDS; kind++)
@@ -181,7 +183,7 @@ static void reserve_overflow(struct job *job)
 {
     for (uint32_t rank = 0; rank < job->config.world; rank++) {
         uint64_t bytes = core_arena_bytes(job->core, GW_ARENA_OVERFLOW, (int)rank);
-        if (bytes > 0)
+        if (bytes > 0 && job_here(job, rank))
             arenas_reserve(job->arenas, rank, bytes, OVERFLOW_RESERVE);
     }
 }
@@ -194,10 +196,12 @@ int build_all(struct job *job, char text[GW_TEXT_MAX + 1])
     r = build_arenas(job, text);
     if (r == 0)
         r = build_layout_page(job);
-    for (uint32_t rank = 0; r == 0 && rank < job->config.world; rank++)
-        r = build_board(job, rank);
-    for (uint32_t rank = 0; r == 0 && rank < job->config.world; rank++)
-        r = job->config.kind == GW_DEVICE_HOST ? 0 : build_waits(job, rank);
+    for (uint32_t rank = 0; r == 0 && rank < job->config.world; rank++) {
+        if (job_here(job, rank))
+            r = build_board(job, rank);
+        if (r == 0 && job_here(job, rank) && job->config.kind != GW_DEVICE_HOST)
+            r = build_waits(job, rank);
+    }
     if (r == 0)
         r = job->config.fabric_ops->sealed(job->fabric, layout_page(core_layout(job->core)));
     if (r < 0) {

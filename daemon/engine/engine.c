@@ -21,15 +21,30 @@
 
 /* ---- the job's callbacks --------------------------------------------------------------------- */
 
-static void on_reply(void *user, uint32_t rank, bool joiner, const struct wire_msg *msg,
+struct session *engine_session(struct engine *engine, uint64_t identity)
+{
+    struct session *session;
+
+    TAILQ_FOREACH(session, &engine->sessions, link)
+    {
+        if (session->identity == identity)
+            return session;
+    }
+    return NULL;
+}
+
+static void on_reply(void *user, uint32_t rank, uint64_t joiner, const struct wire_msg *msg,
                      const int *fds, unsigned fd_count)
 {
     struct engine *engine = user;
+    struct session *session = joiner ? engine_session(engine, joiner) : engine->ranks[rank];
 
-    if (joiner && engine->joiner)
-        join_reply(engine->joiner, rank, msg);
-    else if (!joiner && engine->ranks[rank])
-        session_send(engine->ranks[rank], msg, fds, fd_count);
+    if (joiner && session)
+        join_reply(session, rank, msg);
+    else if (joiner && msg->type == WIRE_JOINED) /* it is gone meanwhile */
+        engine_fault(engine, job_lost(engine->job, now_ns(), rank, "its connection closed"));
+    else if (session)
+        session_send(session, msg, fds, fd_count);
 }
 
 static void on_drop(void *user, uint32_t rank, int code, const char *text)
@@ -204,6 +219,8 @@ static void arm_deadline(struct engine *engine)
         alarm_set(engine->deadline, due > now ? due - now : 0);
 }
 
+static void follow_ranks(struct engine *engine);
+
 void engine_after(struct engine *engine)
 {
     if (!engine->ending)
@@ -222,12 +239,31 @@ void engine_after(struct engine *engine)
     } else if (engine->job) {
         arm_deadline(engine);
         stats_touch(engine);
+        follow_ranks(engine);
     }
+}
+
+/* While ranks of other nodes have clients, this node's part of the job is needed: what it sent may
+ * be on its way. */
+static bool needed_elsewhere(const struct engine *engine)
+{
+    return engine->nodes && engine->job && core_present(job_core(engine->job)) != 0;
+}
+
+static void follow_ranks(struct engine *engine)
+{
+    uint64_t present = engine->nodes ? core_present(job_core(engine->job)) : 0;
+
+    if (present == engine->present)
+        return;
+    engine->present = present;
+    if (engine->session_count == 0)
+        engine_check_linger(engine);
 }
 
 void engine_check_linger(struct engine *engine)
 {
-    if (engine->session_count > 0)
+    if (engine->session_count > 0 || needed_elsewhere(engine))
         alarm_clear(engine->linger);
     else if (!engine->job || engine->linger_ns == 0)
         engine_stop(engine, GW_E_ENGINE_LOST, "the job has ended");
@@ -309,6 +345,7 @@ struct engine *engine_free(struct engine *engine)
 {
     if (!engine)
         return NULL;
+    engine->nodes = nodes_free(engine->nodes); /* first: what is sent goes out, and no event comes */
     engine->job = job_free(engine->job);
     if (engine->device)
         engine->device_ops->device_free(engine->device);

@@ -10,6 +10,7 @@
  *   intake.c    the clients' submission rings, in each turn of the loop
  *   outbox.c    a client's replies: bounded, with their descriptors
  *   join.c      JOB_CREATE, JOIN: who may take part
+ *   nodes.c ... several nodes: the star's messages, the log of events (nodes.h, star.h)
  *   lease.c     the GPUs that gradwired has lent
  *   guard.c     the process that frees clients' streams when this one has ended
  *   plugin.c    the devices that can be offered
@@ -33,6 +34,7 @@
 #include "daemon/engine/id.h"
 #include "daemon/engine/job.h"
 #include "daemon/engine/lease.h"
+#include "daemon/engine/nodes.h"
 #include "daemon/engine/outbox.h"
 #include "daemon/engine/plugin.h"
 #include "daemon/ipc/handles.h"
@@ -89,7 +91,8 @@ struct engine {
     struct session_list sessions;
     unsigned session_count;
     struct session *ranks[GW_RANKS_MAX]; /* who holds the rank */
-    struct session *joiner;              /* while the core handles its JOIN */
+    struct nodes *nodes;                 /* NULL: all ranks are on this node */
+    uint64_t present;                    /* ranks that had clients when it was looked at last */
     uint64_t linger_ns;
     bool end_soon; /* the core said END */
     bool device_lost;
@@ -133,6 +136,8 @@ void engine_after(struct engine *engine);
 void engine_stop(struct engine *engine, int code, const char *text);
 /* The last client has gone, or the first has come. */
 void engine_check_linger(struct engine *engine);
+/* The session that asked to join by that cookie; NULL: it is gone. */
+struct session *engine_session(struct engine *engine, uint64_t identity);
 /* Makes the job and its device; sets config's device and callbacks. As job_new or device_new. */
 int engine_make_job(struct engine *engine, struct job_config *config);
 /* A wait page was made, or is about to be freed. */
@@ -216,6 +221,8 @@ int intake_start(struct engine *engine);
 /* The first messages of a client. */
 void join_create(struct session *session, const struct wire_msg *msg);
 void join_join(struct session *session, const struct wire_msg *msg);
+/* The device's and fabric's tables, then as engine_make_job. nodes: of the configuration's. */
+int join_make_job(struct engine *engine, struct job_config *config, char text[GW_TEXT_MAX + 1]);
 /* The answer to lease_get: those that wait for the GPU go on, or hear why not. */
 void join_leased(struct engine *engine, const uint8_t gpu[GW_GPU_BYTES], int code,
                  const char *text);

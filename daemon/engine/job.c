@@ -27,13 +27,15 @@ int job_new(const struct job_config *config, struct job **ret_job)
                                        .op_timeout_ns = config->op_timeout_ns,
                                        .stall_report_ns = config->stall_report_ns,
                                        .drop_edges = config->drop_edges,
-                                       .device = config->kind},
+                                       .device = config->kind,
+                                       .spans = config->log != NULL},
                  &job->core);
     if (r == 0)
         r = config->fabric_ops->fabric_new(
             &(struct fabric_config){.device_ops = config->device_ops,
                                     .device = config->device,
                                     .world = config->world,
+                                    .nodes = config->nodes,
                                     .link_bytes_per_s = config->link_bytes_per_s,
                                     .op_timeout_ns = config->op_timeout_ns},
             &job->fabric);
@@ -44,6 +46,8 @@ int job_new(const struct job_config *config, struct job **ret_job)
                        &job->arenas);
     if (r == 0)
         r = launch_new(job);
+    if (r == 0)
+        r = span_new(job);
     if (r < 0) {
         job_free(job);
         return r;
@@ -52,12 +56,25 @@ int job_new(const struct job_config *config, struct job **ret_job)
     return 0;
 }
 
+bool job_here(const struct job *job, uint32_t rank)
+{
+    return !job->config.nodes || job->config.nodes->of_rank[rank] == job->config.nodes->own;
+}
+
+int job_tell(struct job *job, uint64_t now_ns, const struct core_event *event)
+{
+    const struct job_log *log = job->config.log;
+
+    return log ? log->put(log->user, event, 0) : core_handle(job->core, now_ns, event);
+}
+
 /* ---- replies --------------------------------------------------------------------------------- */
 
 void job_reply(struct job *job, uint32_t rank, const struct wire_msg *msg, const int *fds,
                unsigned fd_count)
 {
-    job->config.callbacks.reply(job->config.callbacks.user, rank, false, msg, fds, fd_count);
+    if (job_here(job, rank))
+        job->config.callbacks.reply(job->config.callbacks.user, rank, 0, msg, fds, fd_count);
 }
 
 void job_reply_done(struct job *job, uint32_t rank, uint32_t request, int code, const char *format,
@@ -138,6 +155,7 @@ static void settle(struct job *job)
     collect(job);
     ops->resume(job->config.device);
     job->failed = false;
+    span_reset(job);
 }
 
 struct job *job_free(struct job *job)
@@ -153,6 +171,7 @@ struct job *job_free(struct job *job)
         job->config.fabric_ops->fabric_free(job->fabric);
     core_free(job->core);
     launch_free(job);
+    span_free(job);
     free(job->unfinished);
     free(job);
     return NULL;
@@ -193,9 +212,9 @@ static int device_lost(struct job *job, uint64_t now_ns, const char *text)
 {
     job->lost = true;
     snprintf(job->lost_text, sizeof(job->lost_text), "%s", text);
-    return core_handle(
-        job->core, now_ns,
-        &(struct core_event){.kind = CORE_EV_DEVICE_LOST, .code = GW_E_DEVICE, .text = text});
+    return job_tell(job, now_ns,
+                    &(struct core_event){
+                        .kind = CORE_EV_DEVICE_LOST, .code = GW_E_DEVICE, .text = text});
 }
 
 /* Answer to a JOIN: the first of a generation ends the last one, the last one makes it whole,
@@ -203,20 +222,25 @@ static int device_lost(struct job *job, uint64_t now_ns, const char *text)
 static int effect_joined(struct job *job, uint64_t now_ns, const struct core_effect *effect)
 {
     const struct wire_msg *reply = &effect->reply;
+    struct fabric_nodes *nodes = job->config.nodes;
     int r = 0;
 
     if (reply->type == WIRE_JOINED && reply->u.joined.generation != job->generation) {
         settle(job);
         job->generation = reply->u.joined.generation;
     }
-    job->config.callbacks.reply(job->config.callbacks.user, effect->rank, true, reply, NULL, 0);
+    if (nodes && reply->type == WIRE_JOINED)
+        nodes->of_rank[effect->rank] = (uint8_t)job->origin;
+    if (!nodes || job->origin == nodes->own)
+        job->config.callbacks.reply(job->config.callbacks.user, effect->rank, job->cookie, reply,
+                                    NULL, 0);
     if (reply->type != WIRE_JOINED || job->formed ||
         (uint32_t)__builtin_popcountll(core_present(job->core)) < job->config.world)
         return 0;
     r = job->config.fabric_ops->form(job->fabric);
     if (r < 0)
         return device_lost(job, now_ns, "the ranks' communicators cannot be made");
-    job->formed = true;
+    job->formed = job->has_formed = true;
     return 0;
 }
 
@@ -243,7 +267,8 @@ static void effect_reply(struct job *job, const struct core_effect *effect)
     const struct wire_msg *request = job->request;
 
     if (reply->type == WIRE_SEALED) {
-        build_reply_sealed(job, effect);
+        if (job_here(job, effect->rank))
+            build_reply_sealed(job, effect);
         return;
     }
     /* Ops may follow at once. Should it fail here, the first of them tries again. */
@@ -251,16 +276,20 @@ static void effect_reply(struct job *job, const struct core_effect *effect)
         (void)job->config.fabric_ops->group(job->fabric, request->u.group_new.ranks,
                                             request->u.group_new.count);
     if (reply->type == WIRE_DONE && request && request->type == WIRE_BUFFER_FREE &&
-        effect->rank == job->request_rank && reply->request == request->request)
+        effect->rank == job->request_rank && reply->request == request->request &&
+        job_here(job, effect->rank))
         free_buffer(job, effect->rank, request->u.buffer_free.buffer, reply->u.done.code == 0);
     job_reply(job, effect->rank, reply, NULL, 0);
 }
 
 static int effect_build(struct job *job, uint64_t now_ns)
 {
+    const struct job_log *log = job->config.log;
     char text[GW_TEXT_MAX + 1];
     int code = build_all(job, text);
 
+    if (log)
+        return log->built(log->user, code, text);
     return core_handle(job->core, now_ns,
                        &(struct core_event){.kind = CORE_EV_BUILT, .code = code, .text = text});
 }
@@ -269,11 +298,14 @@ static int effect_overflow(struct job *job, uint64_t now_ns, const struct core_e
 {
     uint64_t bytes = core_arena_bytes(job->core, GW_ARENA_OVERFLOW, (int)effect->rank);
     bool kept;
-    int code =
-        arenas_make(job->arenas, GW_ARENA_OVERFLOW, (int)effect->rank, effect->index, bytes, &kept);
+    int code;
 
-    return core_handle(
-        job->core, now_ns,
+    if (!job_here(job, effect->rank))
+        return 0;
+    code =
+        arenas_make(job->arenas, GW_ARENA_OVERFLOW, (int)effect->rank, effect->index, bytes, &kept);
+    return job_tell(
+        job, now_ns,
         &(struct core_event){
             .kind = CORE_EV_OVERFLOW, .rank = effect->rank, .code = code, .index = effect->index});
 }
@@ -307,11 +339,11 @@ static int execute(struct job *job, uint64_t now_ns, struct core_effect *effect)
         effect_fail(job, effect);
         return 0;
     case CORE_EFF_DROP:
-        callbacks->drop(callbacks->user, effect->rank, effect->code, effect->text);
+        if (job_here(job, effect->rank))
+            callbacks->drop(callbacks->user, effect->rank, effect->code, effect->text);
         return 0;
     case CORE_EFF_PARAM_IO:
-        request_param_io(job, effect);
-        return 0;
+        return request_param_io(job, effect);
     case CORE_EFF_REPORT:
         callbacks->report(callbacks->user, effect->text);
         return 0;
@@ -345,6 +377,11 @@ static int take_completions(struct job *job, uint64_t now_ns)
         unfinished_remove(job, done.op);
         if (done.failed)
             continue;
+        if (job->config.log) {
+            span_note(job, &done);
+            r = job->config.log->op_done(job->config.log->user, done.op);
+            continue;
+        }
         r = core_handle(job->core, now_ns,
                         &(struct core_event){.kind = CORE_EV_OP_DONE,
                                              .op = done.op,
@@ -366,6 +403,17 @@ static int handle(struct job *job, uint64_t now_ns, const struct core_event *eve
         r = drain_effects(job, now_ns);
     job->request = NULL; /* answered, or it will be later */
     return r < 0 ? r : take_completions(job, now_ns);
+}
+
+/* What comes from outside: at once into the core, or into the log. */
+static int put(struct job *job, uint64_t now_ns, const struct core_event *event, uint64_t cookie)
+{
+    const struct job_log *log = job->config.log;
+
+    if (log)
+        return log->put(log->user, event, cookie);
+    job->cookie = cookie;
+    return handle(job, now_ns, event);
 }
 
 /* ---- events ---------------------------------------------------------------------------------- */
@@ -400,11 +448,13 @@ int job_lend(struct job *job, struct device_memory *page)
     return arenas_page_lend(job->arenas, page);
 }
 
-int job_join(struct job *job, uint64_t now_ns, uint32_t rank, uint32_t world, uint32_t request)
+int job_join(struct job *job, uint64_t now_ns, uint32_t rank, uint32_t world, uint32_t request,
+             uint64_t cookie)
 {
-    return handle(job, now_ns,
-                  &(struct core_event){
-                      .kind = CORE_EV_JOIN, .rank = rank, .world = world, .request = request});
+    return put(job, now_ns,
+               &(struct core_event){
+                   .kind = CORE_EV_JOIN, .rank = rank, .world = world, .request = request},
+               cookie);
 }
 
 void job_attach(struct job *job, uint32_t rank, const struct job_port *port)
@@ -412,9 +462,25 @@ void job_attach(struct job *job, uint32_t rank, const struct job_port *port)
     job->ports[rank] = *port;
 }
 
+/* Several nodes: ops that the log brings before it says that the rank has gone name its buffers. */
+static void drop_detached(struct job *job)
+{
+    uint64_t gone = job->detached & ~core_present(job->core);
+
+    for (uint32_t rank = 0; gone >> rank; rank++)
+        if (gone >> rank & 1)
+            arenas_drop_kind(job->arenas, GW_ARENA_BUFFER, (int)rank, job_last_unfinished(job));
+    job->detached &= ~gone;
+}
+
 void job_detach(struct job *job, uint32_t rank)
 {
     job->ports[rank] = (struct job_port){.engine = NULL};
+    if (job->config.log) {
+        job->detached |= 1ull << rank;
+        drop_detached(job);
+        return;
+    }
     arenas_drop_kind(job->arenas, GW_ARENA_BUFFER, (int)rank, job_last_unfinished(job));
 }
 
@@ -425,8 +491,8 @@ void job_discard(struct job *job, struct device_memory *memory)
 
 int job_lost(struct job *job, uint64_t now_ns, uint32_t rank, const char *how)
 {
-    return handle(job, now_ns,
-                  &(struct core_event){.kind = CORE_EV_LOST, .rank = rank, .text = how});
+    return put(job, now_ns,
+               &(struct core_event){.kind = CORE_EV_LOST, .rank = rank, .text = how}, 0);
 }
 
 int job_request(struct job *job, uint64_t now_ns, uint32_t rank, const struct wire_msg *msg)
@@ -438,15 +504,98 @@ int job_request(struct job *job, uint64_t now_ns, uint32_t rank, const struct wi
             r = drain_effects(job, now_ns);
         return r < 0 ? r : take_completions(job, now_ns);
     }
-    job->request_rank = rank;
-    job->request = msg;
-    return handle(job, now_ns,
-                  &(struct core_event){
-                      .kind = CORE_EV_REQUEST, .rank = rank, .request = msg->request, .msg = msg});
+    if (job->config.log) {
+        r = msg->type == WIRE_PARAM_IO ? span_param_io(job, rank, msg) : 0;
+        if (r < 0)
+            return r;
+    } else {
+        job->request_rank = rank;
+        job->request = msg;
+    }
+    return put(job, now_ns,
+               &(struct core_event){
+                   .kind = CORE_EV_REQUEST, .rank = rank, .request = msg->request, .msg = msg},
+               0);
+}
+
+/* A rank's memory lies where it was when the job formed. On every node alike. */
+static bool may_join(const struct job *job, const struct core_event *event, const char **ret_text)
+{
+    const struct fabric_nodes *nodes = job->config.nodes;
+    uint32_t node = event->rank < job->config.world ? nodes->of_rank[event->rank] : FABRIC_NO_NODE;
+
+    if (job->node_lost[0]) {
+        *ret_text = job->node_lost;
+        return false;
+    }
+    *ret_text = "the rank's shard lies on another node: start it there again";
+    return !job->has_formed || node == FABRIC_NO_NODE || node == job->origin;
+}
+
+static void refuse_join(struct job *job, const struct core_event *event, const char *why)
+{
+    struct wire_msg msg = {.type = WIRE_DONE, .request = event->request};
+
+    if (job->origin != job->config.nodes->own)
+        return;
+    msg.u.done.code = job->node_lost[0] ? GW_E_PEER_LOST : GW_E_MISMATCH;
+    snprintf(msg.u.done.text, sizeof(msg.u.done.text), "rank %u may not join: %.440s", event->rank,
+             why);
+    job->config.callbacks.reply(job->config.callbacks.user, event->rank, job->cookie, &msg, NULL,
+                                0);
+}
+
+int job_apply(struct job *job, uint64_t now_ns, const struct core_event *event, uint32_t node,
+              uint64_t cookie)
+{
+    struct core_event own = *event;
+    const char *why;
+    int r;
+
+    job->origin = node;
+    job->cookie = cookie;
+    if (event->kind == CORE_EV_JOIN && !may_join(job, event, &why)) {
+        refuse_join(job, event, why);
+        return 0;
+    }
+    if (event->kind == CORE_EV_OP_DONE)
+        span_times(job, &own);
+    if (event->kind == CORE_EV_REQUEST) {
+        job->request_rank = event->rank;
+        job->request = event->msg;
+    }
+    r = handle(job, now_ns, &own);
+    drop_detached(job);
+    return r;
+}
+
+void job_node_lost(struct job *job, const char *text)
+{
+    snprintf(job->node_lost, sizeof(job->node_lost), "%s", text);
+}
+
+int job_address(struct job *job, uint8_t ret_address[GW_FABRIC_ADDRESS_MAX], uint32_t *ret_bytes)
+{
+    const struct fabric_ops *ops = job->config.fabric_ops;
+
+    *ret_bytes = 0;
+    return ops->address ? ops->address(job->fabric, ret_address, ret_bytes) : 0;
+}
+
+uint64_t job_last_op(const struct job *job)
+{
+    return job->last_op;
+}
+
+bool job_has_formed(const struct job *job)
+{
+    return job->has_formed;
 }
 
 int job_heard(struct job *job, uint64_t now_ns)
 {
+    if (job->config.log)
+        return job->config.log->heard(job->config.log->user);
     return handle(job, now_ns, &(struct core_event){.kind = CORE_EV_HEARD});
 }
 
@@ -481,12 +630,15 @@ int job_completions(struct job *job, uint64_t now_ns)
 
 int job_tick(struct job *job, uint64_t now_ns)
 {
-    return handle(job, now_ns, &(struct core_event){.kind = CORE_EV_TICK});
+    return put(job, now_ns, &(struct core_event){.kind = CORE_EV_TICK}, 0);
 }
 
 uint64_t job_deadline_ns(const struct job *job)
 {
-    return core_deadline_ns(job->core);
+    const struct fabric_nodes *nodes = job->config.nodes;
+
+    /* The root's clock decides for all. */
+    return nodes && nodes->own != 0 ? UINT64_MAX : core_deadline_ns(job->core);
 }
 
 /* ---- figures --------------------------------------------------------------------------------- */

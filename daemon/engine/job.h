@@ -19,9 +19,9 @@ struct job;
 
 /* Called inside job_* calls; may call back job_attach, job_detach and job_discard alone. */
 struct job_callbacks {
-    /* The descriptors stay the job's. joiner: for the connection that asked to join, whoever holds
-     * the rank. */
-    void (*reply)(void *user, uint32_t rank, bool joiner, const struct wire_msg *msg,
+    /* The descriptors stay the job's. joiner: for the connection that asked to join by this cookie,
+     * whoever holds the rank; 0: for who holds it. */
+    void (*reply)(void *user, uint32_t rank, uint64_t joiner, const struct wire_msg *msg,
                   const int *fds, unsigned fd_count);
     /* Close this rank's connection; it is no longer part of the job. */
     void (*drop)(void *user, uint32_t rank, int code, const char *text);
@@ -30,6 +30,22 @@ struct job_callbacks {
     void (*end)(void *user); /* the job will not form again */
     /* A wait page was made, or is about to be freed. */
     void (*waits)(void *user, const struct device_memory *page, bool made);
+    void *user;
+};
+
+/* Of a job that spans nodes: the one order of its events. Every node's job is given the same events
+ * in that order (job_apply), so every node's core decides the same; each carries out what concerns
+ * its own ranks. Called inside job_* calls. 0, or < 0: the engine must end. */
+struct job_log {
+    /* For the log; what it points at is copied. cookie: comes back with it, on this node. */
+    int (*put)(void *user, const struct core_event *event, uint64_t cookie);
+    /* What all nodes must have done before it is put there. */
+    int (*op_done)(void *user, uint64_t op);
+    int (*built)(void *user, int code, const char *text);
+    int (*heard)(void *user); /* what ranks here had sent by now was put */
+    /* Values of a rank's PARAM_IO: to all nodes, or, read, to the rank's. */
+    int (*values)(void *user, uint32_t rank, uint32_t request, bool read, uint64_t offset,
+                  const void *values, size_t bytes);
     void *user;
 };
 
@@ -44,6 +60,8 @@ struct job_config {
     uint64_t link_bytes_per_s; /* 0: no simulated link */
     uint64_t memory_max_bytes; /* 0: no limit */
     uint64_t drop_edges;
+    const struct job_log *log;   /* NULL: all ranks are on this node */
+    struct fabric_nodes *nodes;  /* with log: the job notes here where ranks are */
     struct job_callbacks callbacks;
 };
 
@@ -65,7 +83,8 @@ int job_place(struct job *job, uint32_t rank, uint32_t world, const struct devic
               char text[GW_TEXT_MAX + 1]);
 /* Before job_join: the device's streams reach the page until job_discard. */
 int job_lend(struct job *job, struct device_memory *page);
-int job_join(struct job *job, uint64_t now_ns, uint32_t rank, uint32_t world, uint32_t request);
+int job_join(struct job *job, uint64_t now_ns, uint32_t rank, uint32_t world, uint32_t request,
+             uint64_t cookie);
 /* After the reply JOINED: signals for the rank go to these pages. */
 void job_attach(struct job *job, uint32_t rank, const struct job_port *port);
 /* The rank's connection is gone: its pages are not touched any more by ops launched from now on.
@@ -78,6 +97,21 @@ int job_request(struct job *job, uint64_t now_ns, uint32_t rank, const struct wi
 /* All that clients had sent before what job_unheard counts was handed in; due when it is not 0. */
 int job_heard(struct job *job, uint64_t now_ns);
 uint32_t job_unheard(const struct job *job);
+/* The next event of the log, of that node. now_ns: by the root's clock, brought to this node's. */
+int job_apply(struct job *job, uint64_t now_ns, const struct core_event *event, uint32_t node,
+              uint64_t cookie);
+/* What job_log.values of another node sent. Ill-fitting ones are dropped. */
+int job_values(struct job *job, uint32_t rank, uint32_t request, bool read, uint64_t offset,
+               const void *values, size_t bytes);
+/* By the log, a node is gone for good, and its ranks' shards with it: nobody may join again, for
+ * this reason. */
+void job_node_lost(struct job *job, const char *text);
+/* How other nodes' fabrics find this one's. 0 bytes: not needed. */
+int job_address(struct job *job, uint8_t ret_address[GW_FABRIC_ADDRESS_MAX], uint32_t *ret_bytes);
+/* The last op launched; 0: none. */
+uint64_t job_last_op(const struct job *job);
+/* All ranks have joined once: nodes are as they are. */
+bool job_has_formed(const struct job *job);
 /* After device_config.wake. A fault of the device fails the job, and none of its ranks may join
  * again: job_device_lost. */
 int job_completions(struct job *job, uint64_t now_ns);

@@ -35,6 +35,14 @@ struct job {
     int fail_code;
     char fail_text[GW_TEXT_MAX + 1];
 
+    /* Several nodes (span.c) */
+    bool has_formed;
+    char node_lost[GW_TEXT_MAX + 1]; /* "": none is */
+    uint64_t detached;               /* ranks here whose client is gone, as the log will say */
+    uint32_t origin;                 /* node of the event that is handled, */
+    uint64_t cookie;                 /* and its connection */
+    struct span *span;
+
     /* The request that the core is handling: its reply may need what the request said. */
     uint32_t request_rank;
     const struct wire_msg *request;
@@ -60,6 +68,27 @@ void job_reply_done(struct job *job, uint32_t rank, uint32_t request, int code, 
 /* 0 when no op is under way: then things may be freed at once. */
 uint64_t job_last_unfinished(const struct job *job);
 
+/* Its memory and its client are on this node. */
+bool job_here(const struct job *job, uint32_t rank);
+/* What the job itself has to tell the core. */
+int job_tell(struct job *job, uint64_t now_ns, const struct core_event *event);
+
+/* span.c: what only jobs on several nodes need. */
+int span_new(struct job *job);
+void span_free(struct job *job);
+/* A new generation, or a failure: no request is under way any more. */
+void span_reset(struct job *job);
+/* An op's times here, for when it is done everywhere. */
+void span_note(struct job *job, const struct device_done *done);
+void span_times(const struct job *job, struct core_event *event);
+/* A PARAM_IO of a rank here goes to the log: its values go first. */
+int span_param_io(struct job *job, uint32_t rank, const struct wire_msg *msg);
+/* Values written by a rank elsewhere; NULL: they have not come. */
+float *span_written(struct job *job, uint32_t rank, uint32_t request, uint64_t bytes);
+void span_end_write(struct job *job, uint32_t rank);
+/* The reply to a read, once all that lies elsewhere has come; `elsewhere` bytes of it. */
+void span_reply_read(struct job *job, const struct core_effect *effect, uint64_t elsewhere);
+
 /* build.c: 0, or why not, with text. */
 int build_all(struct job *job, char text[GW_TEXT_MAX + 1]);
 void build_free(struct job *job);
@@ -80,7 +109,7 @@ void launch_free(struct job *job);
 /* requests.c: false: the core's to handle. *ret_r: as job_request. */
 bool request_own(struct job *job, uint64_t now_ns, uint32_t rank, const struct wire_msg *msg,
                  int *ret_r);
-void request_param_io(struct job *job, struct core_effect *effect);
+int request_param_io(struct job *job, struct core_effect *effect);
 /* "12345678 bytes cannot be had: ..." */
 void request_memory_text(const struct job *job, uint64_t bytes, int code, char *text,
                          size_t text_bytes);

@@ -73,10 +73,7 @@ static void join(struct session *session, uint32_t rank, uint32_t world,
                           rank);
         return;
     }
-    engine->joiner = session;
-    r = job_join(engine->job, now_ns(), rank, world, request);
-    engine->joiner = NULL;
-    engine_fault(engine, r);
+    engine_fault(engine, job_join(engine->job, now_ns(), rank, world, request, session->identity));
 }
 
 static struct device_place place_of(const struct wire_msg *msg)
@@ -90,6 +87,30 @@ static struct device_place place_of(const struct wire_msg *msg)
 
 /* ---- JOB_CREATE ------------------------------------------------------------------------------ */
 
+int join_make_job(struct engine *engine, struct job_config *config, char text[GW_TEXT_MAX + 1])
+{
+    int r;
+
+    config->memory_max_bytes = engine->options.memory_max_bytes;
+    config->drop_edges = engine->options.drop_edges;
+    r = plugins_tables(engine->plugins, config->kind, &config->device_ops, &config->fabric_ops,
+                       text);
+    if (r < 0)
+        return r;
+    if (config->nodes && config->kind != GW_DEVICE_HOST) {
+        snprintf(text, GW_TEXT_MAX + 1,
+                 "a job on GPUs has all its ranks on one node in this release: leave nodes at 1");
+        return GW_E_UNIMPLEMENTED;
+    }
+    if (config->nodes)
+        config->fabric_ops = &fabric_ucx;
+    r = engine_make_job(engine, config);
+    if (r < 0)
+        snprintf(text, GW_TEXT_MAX + 1, "no %s for a job",
+                 r == GW_E_DEVICE ? "working GPU" : "memory");
+    return r;
+}
+
 static int make_job(struct engine *engine, const struct wire_msg *msg, char text[GW_TEXT_MAX + 1])
 {
     struct job_config config = {
@@ -99,18 +120,20 @@ static int make_job(struct engine *engine, const struct wire_msg *msg, char text
         .op_timeout_ns = msg->u.job_create.op_timeout_ns,
         .stall_report_ns = engine->options.stall_report_ns,
         .link_bytes_per_s = msg->u.job_create.link_bytes_per_s,
-        .memory_max_bytes = engine->options.memory_max_bytes,
-        .drop_edges = engine->options.drop_edges,
     };
     int r;
 
-    r = plugins_tables(engine->plugins, config.kind, &config.device_ops, &config.fabric_ops, text);
+    if (msg->u.job_create.nodes > 1) {
+        r = nodes_root(engine, msg, &engine->nodes, text);
+        if (r < 0)
+            return r;
+        nodes_configure(engine->nodes, &config);
+    }
+    r = join_make_job(engine, &config, text);
+    if (r == 0 && engine->nodes)
+        r = nodes_made(engine->nodes);
     if (r < 0)
-        return r;
-    r = engine_make_job(engine, &config);
-    if (r < 0)
-        snprintf(text, GW_TEXT_MAX + 1, "no %s for a job",
-                 r == GW_E_DEVICE ? "working GPU" : "memory");
+        engine->nodes = nodes_free(engine->nodes);
     return r;
 }
 
@@ -157,6 +180,19 @@ static void go_on(struct session *session, const struct wire_msg *msg)
         join(session, msg->u.join.rank, msg->u.join.world, &place, msg->request);
 }
 
+/* Its answer comes later; one at a time. */
+static void keep_asked(struct session *session, const struct wire_msg *msg)
+{
+    session->asked = malloc(sizeof(*session->asked));
+    if (!session->asked) {
+        session_send_done(session, msg->request, GW_E_NOMEM, "no memory for a request");
+        return;
+    }
+    *session->asked = *msg;
+    if (msg->type == WIRE_JOIN)
+        id_wipe(session->asked->u.join.id, sizeof(session->asked->u.join.id));
+}
+
 static void lease_and_go_on(struct session *session, const struct wire_msg *msg)
 {
     struct device_place place = place_of(msg);
@@ -169,14 +205,7 @@ static void lease_and_go_on(struct session *session, const struct wire_msg *msg)
     } else if (r != GW_E_AGAIN) {
         session_send_done(session, msg->request, r, "%s", text);
     } else {
-        session->asked = malloc(sizeof(*session->asked));
-        if (!session->asked) {
-            session_send_done(session, msg->request, GW_E_NOMEM, "no memory for a request");
-            return;
-        }
-        *session->asked = *msg;
-        if (msg->type == WIRE_JOIN)
-            id_wipe(session->asked->u.join.id, sizeof(session->asked->u.join.id));
+        keep_asked(session, msg);
     }
 }
 
@@ -261,27 +290,12 @@ static const char *kind_text(enum gw_device_kind kind)
     return kind == GW_DEVICE_HOST ? "host memory" : "a GPU";
 }
 
-void join_join(struct session *session, const struct wire_msg *msg)
+/* Its id is this job's, and the job is known here. */
+static void join_known(struct session *session, const struct wire_msg *msg)
 {
     struct engine *engine = session->engine;
 
-    if (!may_ask(session, msg))
-        return;
-    if (!engine->job && !engine->options.follow) {
-        session_send_done(session, msg->request, GW_E_NOT_FOUND,
-                          "there is no job here yet: rank 0 must create it first");
-        return;
-    }
-    if (id_take(engine->id, msg->u.join.id, msg->u.join.id_bytes) < 0) {
-        session_send_done(session, msg->request, GW_E_DENIED,
-                          "the id is not this job's: pass on the id that rank 0 got, unchanged");
-        session_doom(session, GW_E_DENIED, "the id is not this job's");
-        return;
-    }
-    if (!engine->job)
-        session_send_done(session, msg->request, GW_E_UNIMPLEMENTED,
-                          "the job's rank 0 is on another node");
-    else if (job_device_lost(engine->job))
+    if (job_device_lost(engine->job))
         session_send_done(session, msg->request, GW_E_DEVICE,
                           "a device of this job has failed (%.300s) and is not used again: start a "
                           "new job",
@@ -296,6 +310,81 @@ void join_join(struct session *session, const struct wire_msg *msg)
         go_on(session, msg);
     else
         lease_and_go_on(session, msg);
+}
+
+/* ---- the first JOIN on another node ---------------------------------------------------------- */
+
+static struct session *next_early(struct engine *engine)
+{
+    struct session *session;
+
+    TAILQ_FOREACH(session, &engine->sessions, link)
+    {
+        if (session->asked && !session->doomed)
+            return session;
+    }
+    return NULL;
+}
+
+/* The job's root has been reached, or never will be. */
+static void on_arrived(struct engine *engine, int code, const char *text)
+{
+    struct session *session;
+
+    if (code < 0) {
+        log_line("%s", text);
+        engine->linger_ns = 0;
+        engine_stop(engine, code, text);
+        return;
+    }
+    while ((session = next_early(engine)) != NULL) {
+        struct wire_msg *msg = session->asked;
+        session->asked = NULL;
+        session->busy = true;
+        join_known(session, msg);
+        session->busy = false;
+        free(msg);
+        if (session->closed)
+            session_free(session);
+    }
+}
+
+static void join_early(struct session *session, const struct wire_msg *msg)
+{
+    struct engine *engine = session->engine;
+    char text[GW_TEXT_MAX + 1];
+    int r = 0;
+
+    if (!engine->nodes)
+        r = nodes_follow(engine, on_arrived, &engine->nodes, text);
+    if (r < 0)
+        session_send_done(session, msg->request, r, "%s", text);
+    else
+        keep_asked(session, msg);
+}
+
+void join_join(struct session *session, const struct wire_msg *msg)
+{
+    struct engine *engine = session->engine;
+    bool follows = engine->options.follow;
+
+    if (!may_ask(session, msg))
+        return;
+    if (!engine->job && !follows) {
+        session_send_done(session, msg->request, GW_E_NOT_FOUND,
+                          "there is no job here yet: rank 0 must create it first");
+        return;
+    }
+    if (id_take(engine->id, msg->u.join.id, msg->u.join.id_bytes) < 0) {
+        session_send_done(session, msg->request, GW_E_DENIED,
+                          "the id is not this job's: pass on the id that rank 0 got, unchanged");
+        session_doom(session, GW_E_DENIED, "the id is not this job's");
+        return;
+    }
+    if (follows && !(engine->nodes && nodes_ready(engine->nodes)))
+        join_early(session, msg);
+    else
+        join_known(session, msg);
 }
 
 void join_reply(struct session *session, uint32_t rank, const struct wire_msg *msg)

@@ -189,6 +189,10 @@ void launch_grants(struct job *job)
     struct core_progress progress;
     struct core_grant grant;
 
+    /* What a client declares is known to all nodes only when the log has it. */
+    if (job->config.log)
+        return;
+
     while (core_next_grant(job->core, &grant))
         publish_grant(job, &grant);
     for (uint32_t rank = 0; rank < job->config.world; rank++) {
@@ -213,10 +217,15 @@ int launch_signal(struct job *job, const struct core_signal *signal, uint64_t af
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
+static bool is_here(const struct job *job, const struct core_ref *ref)
+{
+    return ref->rank < 0 || job_here(job, (uint32_t)ref->rank);
+}
+
 static int resolve(const struct job *job, const struct core_op *op, const struct core_ref *ref,
                    uint64_t bytes, void **ret_pointer)
 {
-    if (ref->kind == GW_ARENA_NONE || bytes == 0) {
+    if (ref->kind == GW_ARENA_NONE || bytes == 0 || !is_here(job, ref)) {
         *ret_pointer = NULL;
         return 0;
     }
@@ -236,7 +245,7 @@ static int resolve_some(const struct job *job, const struct core_op *op, const c
 {
     int r = resolve(job, op, ref, bytes, ret_pointer);
 
-    if (r < 0 || *ret_pointer || bytes == 0)
+    if (r < 0 || *ret_pointer || bytes == 0 || !is_here(job, ref))
         return r;
     log_line("internal: op %llu (kind %u) lacks %s", (unsigned long long)op->id, op->kind, what);
     return GW_E_INTERNAL;
@@ -313,7 +322,7 @@ static int resolve_gathered(struct job *job, const struct core_op *op, uint32_t 
         if (op->in_place_skip && op->members[q] == op->rank)
             continue;
         r = resolve_some(job, op, "a slice", &ref, slice, &from);
-        segment_add(job, to, (char *)base + q * slice, from, slice, op->members[q]);
+        segment_add(job, to, base ? (char *)base + q * slice : NULL, from, slice, op->members[q]);
     }
     return r;
 }
@@ -337,6 +346,8 @@ static int resolve_cast(struct job *job, const struct core_op *op, struct fabric
     uint32_t buckets = layout_page(layout)->buckets;
     int r;
 
+    if (!job_here(job, op->rank))
+        return 0;
     r = segments_room(job, buckets, to);
     for (uint32_t b = 0; r == 0 && b < buckets; b++) {
         struct core_ref shard = core_param_slice(job->core, b, op->rank);

@@ -82,8 +82,8 @@ static int buffer_made(struct job *job, uint64_t now_ns, uint32_t rank, uint32_t
     struct wire_msg reply = {.type = WIRE_BUFFER_MADE, .request = request};
     int r;
 
-    r = core_handle(job->core, now_ns,
-                    &(struct core_event){.kind = CORE_EV_BUFFER,
+    r = job_tell(job, now_ns,
+                 &(struct core_event){.kind = CORE_EV_BUFFER,
                                          .rank = rank,
                                          .request = request,
                                          .index = id,
@@ -275,7 +275,7 @@ static int write_form(struct job *job, const struct core_effect *effect, place_f
         run = run_of(job, effect, place, rank, done);
         if (run.count == 0)
             return GW_E_INTERNAL;
-        if (run.ref.kind == GW_ARENA_NONE || (run.ref.rank < 0 && !first))
+        if (run.ref.kind == GW_ARENA_NONE || (run.ref.rank < 0 && !first) || !job_here(job, rank))
             continue;
         to = arenas_at(job->arenas, &run.ref, run.count * size);
         if (!to)
@@ -311,35 +311,68 @@ static int write_values(struct job *job, const struct core_effect *effect,
     return r;
 }
 
-/* From the first member that has each element's master. */
-static int read_values(struct job *job, const struct core_effect *effect, const uint32_t *members,
-                       uint32_t count, float *values)
+/* One run of masters on this node, to the rank that reads: its staging memory, or its node. */
+static int give_values(struct job *job, const struct core_effect *effect, const char *from,
+                       float *staging, uint64_t done, uint64_t count)
 {
-    struct run run = {.count = 0};
+    const struct device_ops *ops = job->config.device_ops;
+    const struct job_log *log = job->config.log;
+    uint64_t bytes = count * sizeof(float), offset = done * sizeof(float);
+    char part[GW_STAR_DATA_MAX];
+    int r = 0;
 
-    for (uint64_t done = 0; done < effect->io.count; done += run.count) {
-        const void *from;
-        run.ref.kind = GW_ARENA_NONE;
-        for (uint32_t i = 0; i < count && run.ref.kind == GW_ARENA_NONE; i++)
-            run = run_of(job, effect, core_master_ref, members[i], done);
-        from = arenas_at(job->arenas, &run.ref, run.count * sizeof(float));
-        if (!from || run.count == 0)
-            return GW_E_INTERNAL;
-        job->config.device_ops->copy(job->config.device, values + done, from,
-                                     run.count * sizeof(float));
+    if (staging) {
+        ops->copy(job->config.device, staging + done, from, bytes);
+        return 0;
     }
-    return 0;
+    for (uint64_t at = 0; r == 0 && at < bytes; at += sizeof(part)) {
+        uint64_t rest = bytes - at < sizeof(part) ? bytes - at : sizeof(part);
+        ops->copy(job->config.device, part, from + at, rest);
+        r = log->values(log->user, effect->rank, effect->reply.request, true, offset + at, part,
+                        rest);
+    }
+    return r;
 }
 
-static int move_values(struct job *job, const struct core_effect *effect, float *staging)
+/* From the first member that has each element's master. staging NULL: the rank is elsewhere. */
+static int read_values(struct job *job, const struct core_effect *effect, const uint32_t *members,
+                       uint32_t count, float *staging, uint64_t *ret_elsewhere)
+{
+    struct run run = {.count = 0};
+    int r = 0;
+
+    *ret_elsewhere = 0;
+    for (uint64_t done = 0; r == 0 && done < effect->io.count; done += run.count) {
+        const char *from;
+        uint32_t owner = 0;
+        run.ref.kind = GW_ARENA_NONE;
+        for (uint32_t i = 0; i < count && run.ref.kind == GW_ARENA_NONE; i++) {
+            owner = members[i];
+            run = run_of(job, effect, core_master_ref, owner, done);
+        }
+        if (run.count == 0)
+            return GW_E_INTERNAL;
+        if (!job_here(job, owner)) {
+            *ret_elsewhere += run.count * sizeof(float);
+            continue;
+        }
+        from = arenas_at(job->arenas, &run.ref, run.count * sizeof(float));
+        r = from ? give_values(job, effect, from, staging, done, run.count) : GW_E_INTERNAL;
+    }
+    return r;
+}
+
+static int move_values(struct job *job, const struct core_effect *effect, float *values,
+                       uint64_t *ret_elsewhere)
 {
     const struct layout *layout = core_layout(job->core);
     const struct gw_layout_param *param = &layout_params(layout)[effect->io.param];
     const uint32_t *members = layout_page_members(layout_page(layout), param->group);
     uint32_t count = layout_groups(layout)[param->group].members;
 
-    return effect->io.write ? write_values(job, effect, param, members, count, staging)
-                            : read_values(job, effect, members, count, staging);
+    if (!effect->io.write)
+        return read_values(job, effect, members, count, values, ret_elsewhere);
+    return write_values(job, effect, param, members, count, values);
 }
 
 static const char *io_problem(int code)
@@ -354,20 +387,45 @@ static const char *io_problem(int code)
     }
 }
 
-void request_param_io(struct job *job, struct core_effect *effect)
+/* What a rank elsewhere asks for: this node's part. Nobody waits for an answer of ours. */
+static int help_param_io(struct job *job, const struct core_effect *effect)
+{
+    uint64_t bytes = effect->io.count * sizeof(float), elsewhere = 0;
+    float *written = NULL;
+    int r;
+
+    if (bytes == 0)
+        return 0;
+    if (effect->io.write) {
+        written = span_written(job, effect->rank, effect->reply.request, bytes);
+        if (!written)
+            return 0; /* it had no staging memory, and hears so */
+    }
+    r = move_values(job, effect, written, &elsewhere);
+    span_end_write(job, effect->rank);
+    return r;
+}
+
+int request_param_io(struct job *job, struct core_effect *effect)
 {
     struct core_ref ref = {.kind = GW_ARENA_STAGING, .rank = (int16_t)effect->rank};
+    uint64_t elsewhere = 0;
     float *staging = NULL;
     int r = 0;
 
+    if (!job_here(job, effect->rank))
+        return help_param_io(job, effect);
     if (effect->io.count > 0) {
         staging = arenas_at(job->arenas, &ref, effect->io.count * sizeof(float));
-        r = staging ? move_values(job, effect, staging) : GW_E_STATE;
+        r = staging ? move_values(job, effect, staging, &elsewhere) : GW_E_STATE;
     }
     /* Before the answer: the client must not take what it overwrote for a hit. */
     launch_grants(job);
     if (r < 0)
         job_reply_done(job, effect->rank, effect->reply.request, r, "%s", io_problem(r));
+    else if (elsewhere > 0)
+        span_reply_read(job, effect, elsewhere);
     else
         job_reply(job, effect->rank, &effect->reply, NULL, 0);
+    return 0;
 }

@@ -34,7 +34,7 @@ struct bench {
     uint32_t replies[WORLD];
 };
 
-static void on_reply(void *user, uint32_t rank, bool joiner, const struct wire_msg *msg,
+static void on_reply(void *user, uint32_t rank, uint64_t joiner, const struct wire_msg *msg,
                      const int *fds, unsigned fd_count)
 {
     struct bench *bench = user;
@@ -120,7 +120,7 @@ static void start(struct bench *bench, uint32_t stage, uint32_t gather)
         bench->client[r] = aligned_alloc(64, GW_PAGE_BYTES);
         memset(bench->engine[r], 0, GW_ENGINE_PAGE_BYTES);
         memset(bench->client[r], 0, GW_PAGE_BYTES);
-        assert_int_equal(job_join(bench->job, 1000, r, WORLD, 1), 0);
+        assert_int_equal(job_join(bench->job, 1000, r, WORLD, 1, r + 1u), 0);
     }
     for (uint32_t r = 0; r < WORLD; r++)
         register_params(bench, r);

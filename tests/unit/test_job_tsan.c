@@ -546,7 +546,7 @@ static void on_sealed(struct bench *bench, struct rank *rank)
         rank->arenas[kind] = arena(bench, (enum gw_arena_kind)kind, rank->rank);
 }
 
-static void on_reply(void *user, uint32_t r, bool joiner, const struct wire_msg *msg,
+static void on_reply(void *user, uint32_t r, uint64_t joiner, const struct wire_msg *msg,
                      const int *fds, unsigned fd_count)
 {
     struct bench *bench = user;
@@ -698,7 +698,7 @@ static void bench_start(struct bench *bench, const struct variant *variant, uint
         memset(rank->client, 0, GW_CLIENT_PAGE_BYTES);
         submit_writer_start(&rank->writer, rank->client, rank->engine);
         submit_reader_start(&rank->reader, rank->client, rank->engine);
-        assert_int_equal(job_join(bench->job, clock_ns(), r, WORLD, 1), 0);
+        assert_int_equal(job_join(bench->job, clock_ns(), r, WORLD, 1, r + 1u), 0);
     }
     for (uint32_t r = 0; r < WORLD; r++)
         assert_int_equal(pthread_create(&bench->ranks[r].thread, NULL, rank_main, &bench->ranks[r]),
