@@ -129,8 +129,12 @@ void sim_post_event(struct sim *sim, const struct core_event *event)
     r = core_handle(sim->core, sim->now_ns, event);
     if (r < 0)
         sim_fail(sim, "core_handle: %d", r);
-    while (core_next_effect(sim->core, effect))
+    twin_handle(sim, event);
+    while (core_next_effect(sim->core, effect)) {
+        twin_compare(sim, effect);
         take_effect(sim, effect);
+    }
+    twin_compare(sim, NULL);
     sim->handling = false;
     free(effect);
     if (core_unheard(sim->core))

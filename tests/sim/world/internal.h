@@ -202,7 +202,7 @@ struct sim_client {
 struct sim {
     const struct sim_plan *plan;
     struct sim_result *result;
-    struct core *core;
+    struct core *core, *twin; /* of another node */
     struct reference *reference;
     uint64_t now_ns, random;
     bool failed; /* result->error is set */
@@ -225,6 +225,12 @@ struct sim {
     struct sim_board boards[SIM_RANKS_MAX];
     struct sim_client clients[SIM_RANKS_MAX];
 };
+
+/* ---- twin.c ---------------------------------------------------------------------------------- */
+
+void twin_handle(struct sim *sim, const struct core_event *event);
+/* The next effect of both; NULL: there is none. */
+void twin_compare(struct sim *sim, const struct core_effect *effect);
 
 /* ---- sim.c ----------------------------------------------------------------------------------- */
 

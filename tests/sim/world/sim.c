@@ -278,6 +278,7 @@ struct sim *sim_close(struct sim *sim)
     device_free(sim);
     memory_free(sim);
     core_free(sim->core);
+    core_free(sim->twin);
     reference_free(sim->reference);
     free(sim->executed);
     free(sim->partials);
@@ -303,7 +304,7 @@ struct sim *sim_open(const struct sim_plan *plan, struct sim_result *result)
         sim->streams[s].end = &sim->streams[s].head;
     config.world = plan->world;
     sim->reference = reference_new(plan);
-    if (core_new(&config, &sim->core) < 0)
+    if (core_new(&config, &sim->core) < 0 || core_new(&config, &sim->twin) < 0)
         sim_fail(sim, "core_new");
     else
         start_clients(sim);
