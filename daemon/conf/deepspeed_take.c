@@ -142,7 +142,10 @@ TAKE(take_live)
     return 0;
 }
 
-TAKE(take_persistence)
+/* Elements, as bytes of an option of ours; 0: off. */
+static int take_bytes(struct reader *reader, const struct deepspeed_key *key,
+                      const struct key_value *value, struct verdict *verdict,
+                      const char *option, const char *effect, uint64_t *at)
 {
     int r;
 
@@ -153,10 +156,16 @@ TAKE(take_persistence)
     r = check_elements(reader, key, value->whole);
     if (r < 0)
         return r;
-    reader->config->persist_bytes = bytes_of(reader, value->whole);
-    SAY(DEEPSPEED_MAPPED, "persist_bytes %" PRIu64 " (stage 3: parameters of at most so many bytes "
-        "stay gathered)", reader->config->persist_bytes);
+    *at = bytes_of(reader, value->whole);
+    SAY(DEEPSPEED_MAPPED, "%s %" PRIu64 " (stage 3: %s)", option, *at, effect);
     return 0;
+}
+
+TAKE(take_persistence)
+{
+    return take_bytes(reader, key, value, verdict, "persist_bytes",
+                      "parameters of at most so many bytes stay gathered",
+                      &reader->config->persist_bytes);
 }
 
 /* A bound on all of them together: only where it binds nothing, or everything. */
@@ -180,20 +189,10 @@ TAKE(take_persistent_sum)
 
 TAKE(take_reuse)
 {
-    int r;
-
-    if (value->whole == 0) {
-        SAY(DEEPSPEED_SUPPORTED, "0, off: %s", key->meaning);
-        return 0;
-    }
-    r = check_elements(reader, key, value->whole);
-    if (r < 0)
-        return r;
-    options_of(reader)->reuse_bytes = bytes_of(reader, value->whole);
-    SAY(DEEPSPEED_MAPPED, "reuse_bytes %" PRIu64 " (stage 3: a released unit stays gathered if it "
-        "is fetched again within so many bytes, while gather_bytes allow)",
-        options_of(reader)->reuse_bytes);
-    return 0;
+    return take_bytes(reader, key, value, verdict, "reuse_bytes",
+                      "a released unit stays gathered if it is fetched again within so many bytes, "
+                      "while gather_bytes allow",
+                      &options_of(reader)->reuse_bytes);
 }
 
 /* 1, 0 and below: no such groups. */
