@@ -136,6 +136,7 @@ struct core_op *fetch_part_op(struct zero *z, uint32_t rank, uint32_t part, uint
     ops_payload(z, op, OPS_OF_PARAMS, at->first_bucket, at->buckets);
     op->rank = rank;
     op->in_place_skip = z->stage < 3;
+    op->version = group->commits + z->writes + 1; /* both only rise */
     tokens_gather(z, op, at->group);
     if (flight == FLIGHT_GATHER)
         *zero_gather_op(z, rank, at->group) = op->id;

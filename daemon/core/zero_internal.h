@@ -300,6 +300,7 @@ struct zero {
     bool stale;                /* re-attached: what is made from masters may not be whole */
     uint64_t quiet_op;         /* waits for everything that was declared */
     bool loud;                 /* something was declared with tokens since */
+    uint64_t writes;           /* PARAM_IOs that changed parameters, ever */
     uint32_t unheard;          /* PARAM_IO and MEASURE that came since CORE_EV_HEARD */
 
     struct zero_flight *flights; /* by id & (flight_room - 1) */

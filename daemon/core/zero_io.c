@@ -106,6 +106,7 @@ static bool try_rank(struct zero *z, uint32_t rank)
     }
     if (mine->io.write)
         note_write(z, mine->io.param);
+    z->writes += mine->io.write;
     effect = effects_add(z->effects, CORE_EFF_PARAM_IO);
     effect->rank = rank;
     effect->io.write = mine->io.write;
