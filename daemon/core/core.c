@@ -169,7 +169,7 @@ static void handle_event(struct core *core, const struct core_event *event)
         break;
     case CORE_EV_LOST:
         if (known)
-            member_lost(core, event->rank, event->text);
+            member_lost(core, event->rank, event->text, event->code < 0);
         break;
     case CORE_EV_REQUEST:
         if (known && event->msg)

@@ -139,7 +139,8 @@ enum core_event_kind {
     CORE_EV_LEAVE,      /* rank: on purpose */
     CORE_EV_LOST,       /* rank: process or connection is gone; text: how. All that it had sent was
                          * handed in before (of JOIN: all that the rank's old client had sent): only
-                         * its messages tell whether it was writing its shard */
+                         * its messages tell whether it was writing its shard. code < 0: its memory
+                         * is lost as well */
     CORE_EV_REQUEST,    /* rank, msg: a decoded client message (REGISTER, SEAL, READY, ...) */
     CORE_EV_HEARD,      /* all that clients had sent before those PARAM_IO and MEASURE came that
                          * core_unheard counts was handed in: they are judged now */

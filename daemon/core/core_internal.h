@@ -210,7 +210,7 @@ void core_reply_all(struct core *core, uint16_t type);
 void member_join(struct core *core, const struct core_event *event);
 void member_wait_ready(struct core *core, uint32_t rank, const struct wire_msg *msg);
 void member_leave(struct core *core, uint32_t rank);
-void member_lost(struct core *core, uint32_t rank, const char *how);
+void member_lost(struct core *core, uint32_t rank, const char *how, bool with_shards);
 /* The client broke the protocol: its connection goes, and with it the generation. */
 void member_drop(struct core *core, uint32_t rank, const char *format, ...)
     __attribute__((format(printf, 3, 4)));

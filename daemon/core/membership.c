@@ -194,7 +194,7 @@ void member_check_left(struct core *core)
     }
 }
 
-void member_lost(struct core *core, uint32_t rank, const char *how)
+void member_lost(struct core *core, uint32_t rank, const char *how, bool with_shards)
 {
     bool present = core->present & CORE_BIT(rank);
 
@@ -202,9 +202,10 @@ void member_lost(struct core *core, uint32_t rank, const char *how)
         return;
     detach(core, rank);
     if (present && !core->broken)
-        core_fail(core, GW_E_PEER_LOST, rank,
-                  "rank %u is gone (%s): all ranks may join again, shards are kept", rank,
-                  how && *how ? how : "its connection closed");
+        core_fail(core, GW_E_PEER_LOST, rank, "rank %u is gone (%s): %s", rank,
+                  how && *how ? how : "its connection closed",
+                  with_shards ? "its shards are lost with it; start a new job"
+                              : "all ranks may join again, shards are kept");
 }
 
 void member_drop(struct core *core, uint32_t rank, const char *format, ...)

@@ -185,6 +185,11 @@ static void give_up(struct nodes *nodes, int code, const char *why)
         tell_not_arrived(nodes, code, why);
         return;
     }
+    if (engine->session_count == 0) {
+        log_line("the job has ended on its first node");
+        engine_stop(engine, GW_E_ENGINE_LOST, "the job has ended");
+        return;
+    }
     nodes_text(nodes, 0, &text);
     text_add(&text, ", which holds the job together, is gone: %s; start the job anew", why);
     log_line("%s", line);

@@ -367,6 +367,7 @@ void root_on_lost(struct nodes *nodes, uint32_t peer, const char *why)
 {
     uint32_t node = node_of(nodes, peer);
     const struct core *core = job_core(nodes->engine->job);
+    int lost = job_has_formed(nodes->engine->job) ? GW_E_PEER_LOST : 0;
     char line[GW_TEXT_MAX + 1];
     struct text text = TEXT(line);
     int r = 0;
@@ -379,12 +380,14 @@ void root_on_lost(struct nodes *nodes, uint32_t peer, const char *why)
     if (!nodes->members[node].active)
         return;
     nodes->members[node].active = false;
-    if (job_has_formed(nodes->engine->job))
+    if (lost)
         r = put(nodes, &(struct core_event){.kind = (enum core_event_kind)NODES_LOST,
                                             .index = node, .text = line}, 0);
     for (uint32_t rank = 0; r == 0 && rank < job_world(nodes->engine->job); rank++)
         if (nodes->table.of_rank[rank] == node && core_present(core) >> rank & 1)
-            r = put(nodes, &(struct core_event){.kind = CORE_EV_LOST, .rank = rank, .text = line},
+            r = put(nodes,
+                    &(struct core_event){
+                        .kind = CORE_EV_LOST, .rank = rank, .code = lost, .text = line},
                     node);
     engine_fault(nodes->engine, r);
 }
