@@ -4,12 +4,14 @@
 Values are worked out by hand.
 ctest: device=cuda
 """
+import json
 import struct
 import threading
 
 import pytest
 
 import gw
+from fakegpus import control
 from test_cases import ALIGN_1, sealed, where  # noqa: F401  pylint: disable=unused-import
 from test_cases_sums import calls, typed
 
@@ -149,16 +151,26 @@ def test_c03_an_infinity_in_one_shard_is_every_ranks_verdict(where, stage):
     assert gw.run(4, c03_rank, 4, where, stage) == [([good, bad, good], [{0.0}, {0.0}])] * 4
 
 
-def c04_rank(rank, world, where, stage):
+def c04_step(job, micro_steps):
+    for micro in range(micro_steps):
+        last = micro == micro_steps - 1
+        for j in (1, 0):
+            job.put(j, [1.0] * 8, 0 if last else gw.ACCUMULATE)
+        if not last:
+            job.micro_step_end()
+    job.step_end()
+    job.wait_step()
+
+
+def c04_rank(rank, world, where, stage, gpus):
     job = sealed(rank, world, where, [8] * 2, stage=stage, bucket_bytes=32, micro_steps=2)
+    c04_step(job, 2)
+    job.barrier()
+    if gpus and rank == 0:  # one rank waits for the other before the step that breaks
+        broken = json.loads(control(gpus, "report"))["violations"]
+        assert not broken, broken
     try:
-        for micro in range(2 - rank):
-            for j in (1, 0):
-                job.put(j, [1.0] * 8, 0 if micro == 1 - rank else gw.ACCUMULATE)
-            if micro < 1 - rank:
-                job.micro_step_end()
-        job.step_end()
-        job.wait_step()
+        c04_step(job, 2 - rank)
     except gw.Error as e:
         return e.name, e.text
     finally:
@@ -170,10 +182,10 @@ def c04_rank(rank, world, where, stage):
 def test_c04_a_rank_with_fewer_micro_steps_is_named(where, stage, gpus):
     if gpus:
         gpus.allowed = {"unordered"}  # a sum of the broken step, which nobody gets
-    got = gw.run(2, c04_rank, 2, where, stage)
+    got = gw.run(2, c04_rank, 2, where, stage, gpus and str(gpus.socket))
     for name, text in got:
         assert name == "GW_E_MISMATCH", text
-        for word in ("rank 0", "rank 1", "bucket 1", "micro-step"):
+        for word in ("rank 0", "rank 1", "step 2", "bucket 1", "micro-step"):
             assert word in text, text
 
 
