@@ -114,6 +114,7 @@ static void write_bye(struct star_conn *conn)
     uint8_t record[STAR_BYE_BYTES];
 
     star_bye_put(conn->bye, record);
+    conn->bye = 0;
     if (!write_out(conn, star_seal(conn->proof, record, sizeof(record), conn->out)))
         return;
     if (uv_shutdown(&conn->shutdown, (uv_stream_t *)&conn->tcp, on_shutdown) != 0)
@@ -168,10 +169,10 @@ static void on_written(uv_write_t *request, int status)
         return;
     if (status < 0)
         star_conn_close(conn);
-    else if (conn->state == STAR_LEAVING)
-        write_bye(conn);
-    else
+    else if (conn->state == STAR_OPEN_NOW)
         star_conn_pump(conn);
+    else if (conn->bye)
+        write_bye(conn);
 }
 
 /* ---- in -------------------------------------------------------------------------------------- */

@@ -85,7 +85,7 @@ struct star_conn {
     uv_shutdown_t shutdown;
     unsigned handles; /* open */
     enum star_state state;
-    enum star_bye bye;
+    enum star_bye bye; /* LEAVING: still to be said */
     int failure; /* node: why, if it ends before it is open */
     bool closing, writing, beat, wrote;
     struct star_proof *proof;

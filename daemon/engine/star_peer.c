@@ -177,8 +177,10 @@ void star_peer_take(struct star_peer *peer, const uint8_t *record, size_t bytes)
     peer->heard_ns = uv_hrtime();
     if (star_bye_get(record, bytes, &code, &text) == 0)
         star_peer_lose(peer, 0, code, text);
-    else
+    else if (peer->conn->state == STAR_OPEN_NOW)
         take_data(peer, record, bytes);
+    else
+        star_peer_lose(peer, 0, GW_E_PROTOCOL, "it did not begin as it should");
 }
 
 /* ---- leaving --------------------------------------------------------------------------------- */

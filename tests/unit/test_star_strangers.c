@@ -4,6 +4,8 @@
  * the job's nodes out, and none learns or changes anything.
  * ctest: label=tsan timeout=120 link=gw_star
  */
+#include <fcntl.h>
+
 #include "tests/unit/star_relay.h"
 
 /* A root with one node; a second one joins at the test's end. */
@@ -307,6 +309,62 @@ static void test_too_many_peers(void **state)
     end(&world, 0);
 }
 
+/* ---- a root that is none --------------------------------------------------------------------- */
+
+/* What a node makes of a root that answers its hello so, and then perhaps proves itself and says a
+ * record too early. */
+static void expect_of_root(const uint8_t *answer, size_t answer_bytes, const uint8_t *record,
+                           size_t bytes, int code)
+{
+    struct job_address address = {.family = 4, .bytes = {127, 0, 0, 1}};
+    uint8_t nonce[STAR_NONCE_BYTES] = {8}, step[STAR_STEP_MAX], own[STAR_STEP_MAX];
+    char text[GW_TEXT_MAX + 1];
+    struct side node = {0};
+    struct raw raw = {0};
+    struct kit kit;
+    size_t own_bytes;
+    int fd;
+
+    kit_start(&kit);
+    assert_int_equal(star_address_listen(&address, 0, 0, &fd, text), 0);
+    assert_int_equal(fcntl(fd, F_SETFL, 0), 0); /* may block */
+    kit_node(&kit, &node, &address);
+    raw.fd = accept4(fd, NULL, NULL, SOCK_CLOEXEC);
+    assert_true(raw.fd >= 0);
+    assert_true(raw_read(raw.fd, step, STAR_HELLO_BYTES));
+    if (answer) {
+        assert_true(raw_write(raw.fd, answer, answer_bytes));
+    } else {
+        assert_int_equal(star_proof_new(kit_secret, nonce, NULL, &raw.proof), 0);
+        assert_int_equal(star_proof_take(raw.proof, step, own, &own_bytes), 0);
+        assert_true(raw_write(raw.fd, own, own_bytes));
+        assert_true(raw_read(raw.fd, step, star_proof_wants(raw.proof)));
+        assert_int_equal(star_proof_take(raw.proof, step, own, &own_bytes), 0);
+        assert_true(raw_say(&raw, record, bytes));
+    }
+    KIT_WAIT(&kit, node.lost);
+    assert_int_equal(node.code, code);
+    assert_int_equal(node.joined + node.messages, 0);
+    raw_close(&raw);
+    star_free(node.star);
+    close(fd);
+    kit_end(&kit);
+}
+
+static void test_false_roots(void **state)
+{
+    const uint8_t early[14] = {4, [9] = 1, 0, 0, 0, 'x'}, bye[2] = {5, 3};
+    const uint8_t http[86] = "HTTP/1.1 400 Bad Request\r\n", other[86] = "GWST\2";
+    const uint8_t silly[86] = "GWST\1";
+
+    (void)state;
+    expect_of_root(http, sizeof(http), NULL, 0, GW_E_DENIED);
+    expect_of_root(other, sizeof(other), NULL, 0, GW_E_VERSION);
+    expect_of_root(silly, sizeof(silly), NULL, 0, GW_E_DENIED);
+    expect_of_root(NULL, 0, early, sizeof(early), GW_E_PROTOCOL);
+    expect_of_root(NULL, 0, bye, sizeof(bye), GW_E_DENIED); /* STAR_BYE_DOOR */
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -321,6 +379,7 @@ int main(void)
         cmocka_unit_test(test_too_much_of_a_peer),
         cmocka_unit_test(test_false_claims),
         cmocka_unit_test(test_too_many_peers),
+        cmocka_unit_test(test_false_roots),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
