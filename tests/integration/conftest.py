@@ -317,6 +317,33 @@ def daemon(runtime_dir):
         config.unlink(missing_ok=True)
 
 
+@pytest.fixture
+def make_nodes():
+    """make_nodes(count, more configuration) -> that many gradwireds on this machine, each as if on
+    a node of its own: "n0", "n1", ...; they know nothing of each other."""
+    if not ENGINE.exists():
+        pytest.skip(f"{ENGINE} is not built")
+    with contextlib.ExitStack() as stack:
+        def make(count, more=""):
+            return [stack.enter_context(node(f"n{i}", more)) for i in range(count)]
+        yield make
+
+
+@contextlib.contextmanager
+def node(name, more):
+    path = pathlib.Path(tempfile.mkdtemp(prefix=f"gw-{name}-", dir="/tmp"))
+    config = path.with_name(path.name + ".conf")
+    config.write_text(f"{CONFIG}[nodes]\nnode_name = {name}\nstar_interface = lo\n{more}")
+    try:
+        with serving(Daemon(path, args=["--config", str(config), *device_args()])) as daemon:
+            daemon.name = name
+            yield daemon
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+        for left in (config, path.with_name(path.name + ".log")):
+            left.unlink(missing_ok=True)
+
+
 @pytest.fixture(scope="session")
 def fake_engine(tmp_path_factory):
     """The fake engine where any user can run it."""

@@ -525,6 +525,11 @@ def _rank_main(pipe, env, fn, args):
         GPU.close()
 
 
+def barrier(parties):
+    """For ranks of Ranks, and the test itself."""
+    return multiprocessing.get_context("spawn").Barrier(parties)
+
+
 class Ranks:
     """Processes, one per rank, each running fn(rank, *args); results in .join()."""
 
