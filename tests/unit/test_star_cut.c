@@ -122,7 +122,7 @@ static void test_stopped_and_resumed(void **state)
     struct world world;
 
     (void)state;
-    start(&world, 60 * SECOND, 2 * SECOND);
+    start(&world, 60 * SECOND, 10 * SECOND);
     send_both(&world, 0, 100);
     world.relay.frozen = true;
     send_both(&world, 100, 200);
@@ -137,7 +137,7 @@ static void test_lost_for_good(void **state)
     struct world world;
 
     (void)state;
-    start(&world, 400 * MS, 400 * MS);
+    start(&world, 3 * SECOND, 3 * SECOND);
     send_both(&world, 0, 10);
     expect_all(&world, 10);
     world.relay.frozen = true;
