@@ -188,6 +188,9 @@ struct gw_stats_page {
     char fabric[32];            /* and its order of sums: "local exact" */
     /* Zeros up to the page's end, for older engines: what is added stands here. */
     uint64_t cross_node_bytes[5]; /* by enum gw_kind: sent to other nodes by this one */
+    uint64_t idle_ns, ends_ns;    /* since when no client is there, and when the engine ends if none
+                                   * comes (CLOCK_MONOTONIC); 0: some are, or it ends now */
+    uint32_t over, reserved;      /* over 1: all ranks have left in good order, none was lost */
     char ordering[16];            /* of GPUs and other processes: "words", "events"; host: "" */
 };
 

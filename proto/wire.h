@@ -72,6 +72,7 @@
     X(ENGINE_STOP, 82, empty, EngineStop, engine_stop)                                             \
     X(LEASE_GET, 83, lease_get, LeaseGet, lease_get)                                               \
     X(LEASE, 84, lease, Lease, lease)                                                              \
+    X(LEASE_WANTED, 85, empty, LeaseWanted, lease_wanted)                                          \
     X(STAR_HELLO, 100, star_hello, StarHello, star_hello)                                          \
     X(STAR_WELCOME, 101, star_welcome, StarWelcome, star_welcome)                                  \
     X(STAR_NODE, 102, star_node, StarNode, star_node)                                              \
@@ -336,6 +337,7 @@ struct wire_msg {
             int32_t code;
             char gpu[GW_LABEL_MAX + 1];
             char text[GW_TEXT_MAX + 1];
+            uint32_t known;
         } lease;
         struct {
             uint32_t version, uid;

@@ -131,5 +131,7 @@ static const struct wire_field lease[] = {
     WIRE_SCALAR(WIRE_F_S32, Lease, code, MSG, u.lease.code, -4095, 0),
     WIRE_TEXT(Lease, MSG, u.lease., gpu, 1),
     WIRE_TEXT(Lease, MSG, u.lease., text, 0),
+    WIRE_U32(Lease, MSG, u.lease., known, 0, 1),
 };
 WIRE_MESSAGE(lease, lease, NULL);
+WIRE_MESSAGE_EMPTY(lease_wanted);

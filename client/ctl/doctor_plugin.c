@@ -30,7 +30,7 @@ static void send_point(void *user, const char *name, enum plugin_verdict verdict
     const int *fd = user;
 
     (void)snprintf(point.name, sizeof(point.name), "%s", name);
-    (void)snprintf(point.found, sizeof(point.found), "%s", found);
+    (void)snprintf(point.found, sizeof(point.found), "%.*s", (int)GW_TEXT_MAX, found);
     (void)snprintf(point.advice, sizeof(point.advice), "%s", advice != NULL ? advice : "");
     if (write(*fd, &point, sizeof(point)) != (ssize_t)sizeof(point))
         _exit(1);

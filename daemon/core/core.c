@@ -255,6 +255,11 @@ enum gw_job_state core_state(const struct core *core)
     return core->sealed ? GW_JOB_SEALED : GW_JOB_FORMING;
 }
 
+bool core_over(const struct core *core)
+{
+    return core_state(core) == GW_JOB_LINGERING && !core->broken;
+}
+
 uint32_t core_generation(const struct core *core)
 {
     return core->generation;

@@ -238,6 +238,8 @@ bool core_progress(struct core *core, uint32_t rank, struct core_progress *ret_p
 /* ---- what the engine may ask ----------------------------------------------------------------- */
 
 enum gw_job_state core_state(const struct core *core);
+/* GW_JOB_LINGERING, and no rank was lost: all have left in good order. */
+bool core_over(const struct core *core);
 uint32_t core_generation(const struct core *core);
 uint64_t core_present(const struct core *core); /* bit per rank */
 uint64_t core_steps(const struct core *core);

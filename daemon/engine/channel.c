@@ -51,6 +51,8 @@ static void handle(struct engine *engine, struct packet *packet)
         handover(engine, packet, msg);
     } else if (r == 0 && msg->type == WIRE_LEASE) {
         lease_answer(engine, msg, packet);
+    } else if (r == 0 && msg->type == WIRE_LEASE_WANTED) {
+        engine_wanted(engine);
     } else if (r == 0 && msg->type == WIRE_ENGINE_STOP) {
         log_line("told to stop");
         engine_stop(engine, GW_E_ENGINE_LOST, "the job was ended by this node's administrator");

@@ -263,12 +263,24 @@ static void follow_ranks(struct engine *engine)
 
 void engine_check_linger(struct engine *engine)
 {
-    if (engine->session_count > 0 || needed_elsewhere(engine))
+    engine->idle_ns = 0;
+    if (engine->session_count > 0 || needed_elsewhere(engine)) {
         alarm_clear(engine->linger);
-    else if (!engine->job || engine->linger_ns == 0)
+    } else if (!engine->job || engine->linger_ns == 0) {
         engine_stop(engine, GW_E_ENGINE_LOST, "the job has ended");
-    else
+    } else {
+        engine->idle_ns = now_ns();
         alarm_set(engine->linger, engine->linger_ns);
+    }
+}
+
+void engine_wanted(struct engine *engine)
+{
+    if (engine->idle_ns == 0 || !core_over(job_core(engine->job)))
+        return;
+    log_line("no client, and another job wants a GPU: ending");
+    engine_stop(engine, GW_E_ENGINE_LOST,
+                "the job has ended: all its ranks had left, and another job wanted a GPU of it");
 }
 
 /* ---- the end --------------------------------------------------------------------------------- */

@@ -94,6 +94,7 @@ struct engine {
     struct nodes *nodes;                 /* NULL: all ranks are on this node */
     uint64_t present;                    /* ranks that had clients when it was looked at last */
     uint64_t linger_ns;
+    uint64_t idle_ns; /* since when no client is there; 0: some are, or it ends */
     bool end_soon; /* the core said END */
     bool device_lost;
     int fault;
@@ -138,6 +139,9 @@ void engine_stop(struct engine *engine, int code, const char *text);
 void engine_check_linger(struct engine *engine);
 /* The session that asked to join by that cookie; NULL: it is gone. */
 struct session *engine_session(struct engine *engine, uint64_t identity);
+/* Another job wants a GPU that this one has: it ends if all ranks have left in good order. Lost
+ * ranks may come back, and find their shards. */
+void engine_wanted(struct engine *engine);
 /* Makes the job and its device; sets config's device and callbacks. As job_new or device_new. */
 int engine_make_job(struct engine *engine, struct job_config *config);
 /* A wait page was made, or is about to be freed. */

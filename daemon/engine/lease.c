@@ -138,10 +138,13 @@ static bool lock(int fd)
     return flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;
 }
 
-static bool may_be_free(const struct lease *lease, int code)
+static bool may_be_free(const struct lease *lease, const struct wire_msg *msg)
 {
     uint64_t waited_ns = now_ns() - lease->asked_ns;
+    int code = msg->u.lease.code;
 
+    if (msg->u.lease.known)
+        return false;
     return (code == GW_E_AGAIN && waited_ns < LEASE_FREE_NS) ||
            (code == GW_E_BUSY && waited_ns < LEASE_BUSY_NS);
 }
@@ -155,7 +158,7 @@ void lease_answer(struct engine *engine, const struct wire_msg *msg, struct pack
 
     if (!lease || !lease->alarm)
         return; /* too late: the descriptor is closed, and the lock with it */
-    if (may_be_free(lease, msg->u.lease.code)) {
+    if (may_be_free(lease, msg)) {
         lease->again = true;
         alarm_set(lease->alarm, LEASE_AGAIN_NS);
         return;

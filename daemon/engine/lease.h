@@ -5,8 +5,9 @@
  *
  *   lease  (none) --asked--> ASKED --LEASE--> HELD
  *                          ^ |   '--refused, too late, gradwired gone--> (none)
- *                          '-' its holder has no clients any more: asked again until LEASE_FREE_NS
- *                              it is busy: until LEASE_BUSY_NS, for that may not be known yet
+ *                          '-' its holder ends: asked again until LEASE_FREE_NS
+ *                              it is busy: until LEASE_BUSY_NS, for that may not be known yet; not
+ *                              at all where gradwired knows that lost ranks may come back
  */
 #ifndef GW_ENGINE_LEASE_H
 #define GW_ENGINE_LEASE_H

@@ -43,7 +43,10 @@ static void write_page(struct engine *engine)
         .generation = core_generation(core),
         .steps = core_steps(core),
         .started_ns = engine->started_ns,
-        .memory_bytes = job_memory_bytes(engine->job)};
+        .memory_bytes = job_memory_bytes(engine->job),
+        .over = core_over(core),
+        .idle_ns = engine->idle_ns,
+        .ends_ns = engine->idle_ns ? engine->idle_ns + engine->linger_ns : 0};
     size_t at = offsetof(struct gw_stats_page, state);
     uint32_t sequence = atomic_load_explicit(&engine->stats->sequence, memory_order_relaxed);
 

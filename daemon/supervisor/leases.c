@@ -27,44 +27,96 @@ static bool is_gpu(const char *text)
     return true;
 }
 
-/* holder: "tag uid". Of another user's job no more is told than that it is there. */
-static void say_busy(const struct engine *engine, const char *gpu, const char *holder, char *text,
-                     size_t text_bytes)
+/* Who has a GPU; of another user's job no more is told than that it is there. */
+struct holder {
+    char tag[TAG_HEX_BYTES];
+    bool own;                   /* the asking user's */
+    const struct engine *other; /* NULL: not known, as between taking the lock and naming itself */
+    bool seen;                  /* its page could be read */
+    struct gw_stats_page page;
+};
+
+/* text: "tag uid". */
+static void find_holder(const struct engine *engine, const char *text, struct holder *ret_holder)
 {
-    char tag[TAG_HEX_BYTES] = "";
+    uint8_t tag[TAG_BYTES];
     unsigned uid = (unsigned)-1;
 
-    if (sscanf(holder, "%16[0-9a-f] %u", tag, &uid) == 2 && uid == engine->uid)
-        (void)snprintf(text, text_bytes,
-                       "%s is used by job %s: use another GPU, wait for that job's end, or let "
-                       "jobs share GPUs (gpu_sharing = on in gradwired.conf)",
-                       gpu, tag);
-    else
-        (void)snprintf(text, text_bytes,
-                       "%s is used by a job of another user: use another GPU, or let jobs share "
-                       "GPUs (gpu_sharing = on in gradwired.conf)",
-                       gpu);
+    *ret_holder = (struct holder){0};
+    if (sscanf(text, "%16[0-9a-f] %u", ret_holder->tag, &uid) != 2 ||
+        tag_from_hex(ret_holder->tag, tag) < 0)
+        return;
+    ret_holder->own = uid == engine->uid;
+    ret_holder->other = engine_find(engine->sup, tag, uid);
+    ret_holder->seen =
+        ret_holder->other && stats_read(ret_holder->other->stats_fd, &ret_holder->page);
 }
 
-/* The holder has no clients: its last step is behind it, and soon it will be gone (or linger). */
-static bool holder_ends(const struct engine *engine, const char *holder)
+static unsigned long long seconds(uint64_t ns)
 {
-    struct gw_stats_page page;
-    char hex[TAG_HEX_BYTES] = "";
-    uint8_t tag[TAG_BYTES];
-    unsigned uid = 0;
-    const struct engine *other;
+    return ns / 1000000000u;
+}
 
-    if (sscanf(holder, "%16[0-9a-f] %u", hex, &uid) != 2 || tag_from_hex(hex, tag) < 0)
-        return true; /* between taking the lock and writing its name there */
-    other = engine_find(engine->sup, tag, uid);
-    return !other || (stats_read(other->stats_fd, &page) && page.ranks_present == 0);
+/* Nobody is there, but ranks that were lost may come back: until when. 0: not so. */
+static uint64_t waits_for_ranks_ns(const struct holder *holder, uint64_t now)
+{
+    const struct gw_stats_page *page = &holder->page;
+
+    return holder->seen && page->ranks_present == 0 && page->idle_ns > 0 && page->ends_ns > now
+               ? page->ends_ns - now
+               : 0;
+}
+
+static void say_busy(const struct holder *holder, const char *gpu, char *text, size_t text_bytes)
+{
+    uint64_t now = now_ns(), left_ns = waits_for_ranks_ns(holder, now);
+    uint64_t since = left_ns > 0 ? holder->page.idle_ns : holder->other ? holder->other->started_ns
+                                                                        : now;
+    char whose[64] = "a job of another user";
+
+    if (holder->own)
+        (void)snprintf(whose, sizeof(whose), "job %s", holder->tag);
+    if (left_ns > 0)
+        (void)snprintf(text, text_bytes,
+                       "%s is kept for %s: its ranks were lost %llu s ago and may come back for "
+                       "%llu s more%s; wait that long, use another GPU, or let jobs share GPUs "
+                       "(gpu_sharing = on in gradwired.conf)",
+                       gpu, whose, seconds(now - (since < now ? since : now)),
+                       seconds(left_ns) + 1,
+                       holder->own ? ", or end its engine, whose PID gwctl jobs tells" : "");
+    else
+        (void)snprintf(text, text_bytes,
+                       "%s is used by %s, which started %llu s ago: use another GPU, wait for that "
+                       "job's end, or let jobs share GPUs (gpu_sharing = on in gradwired.conf)",
+                       gpu, whose, seconds(now - (since < now ? since : now)));
+}
+
+/* Whether the holder ends, or may be asked to: without clients it lingers as a courtesy to ranks
+ * that come back. It knows best whether any may, and ends if all have left in good order; who is
+ * asked again still has its GPU then. */
+static int answer_busy(struct holder *holder, const char *gpu, struct wire_msg *msg)
+{
+    struct wire_msg wanted = {.type = WIRE_LEASE_WANTED};
+
+    say_busy(holder, gpu, msg->u.lease.text, sizeof(msg->u.lease.text));
+    if (!holder->other)
+        return GW_E_AGAIN;
+    if (!holder->seen || holder->page.ranks_present > 0)
+        return GW_E_BUSY;
+    if (!holder->page.over && waits_for_ranks_ns(holder, now_ns()) > 0) {
+        msg->u.lease.known = 1;
+        return GW_E_BUSY;
+    }
+    if (holder->other->channel)
+        (void)packet_send_msg(watch_fd(holder->other->channel), &wanted, -1);
+    return GW_E_AGAIN;
 }
 
 void lease_grant(struct engine *engine, const char *gpu)
 {
     struct wire_msg msg = {.type = WIRE_LEASE};
-    char holder[RUNDIR_HOLDER_BYTES];
+    char named[RUNDIR_HOLDER_BYTES];
+    struct holder holder;
     char *text = msg.u.lease.text;
     char hex[TAG_HEX_BYTES];
     int fd = -1;
@@ -76,10 +128,10 @@ void lease_grant(struct engine *engine, const char *gpu)
         r = GW_E_INVALID;
         (void)snprintf(text, GW_TEXT_MAX + 1, "that is not the name of a GPU");
     } else if (engine->sup->conf.gpu_sharing == 0) {
-        r = rundir_gpu_lock(engine->sup->dir, gpu, hex, engine->uid, &fd, holder);
+        r = rundir_gpu_lock(engine->sup->dir, gpu, hex, engine->uid, &fd, named);
         if (r == GW_E_BUSY) {
-            say_busy(engine, gpu, holder, text, GW_TEXT_MAX + 1);
-            r = holder_ends(engine, holder) ? GW_E_AGAIN : r;
+            find_holder(engine, named, &holder);
+            r = answer_busy(&holder, gpu, &msg);
         } else if (r < 0)
             (void)snprintf(text, GW_TEXT_MAX + 1, "gradwired cannot lend %s: %s", gpu,
                            r == GW_E_LIMIT ? "too many are in use" : "its file cannot be made");

@@ -90,7 +90,8 @@ struct gw_job_options {
     int64_t join_timeout_ns;  /* creator only: all ranks must have joined; default 300 s */
     int64_t op_timeout_ns;    /* creator only: deadline of every op; default 1800 s */
     int64_t linger_ns;        /* creator only: engine's life after its last client; 0: the daemon's
-                               * setting; negative: none */
+                               * setting; negative: none. Less where all ranks have left in good
+                               * order and another job wants a GPU of it */
     uint64_t link_bytes_per_s; /* creator only, tests and demo: simulated link per rank; 0: off */
     const char *name;         /* shown by gwctl, <= 63 bytes; default: program's name */
     struct gw_device *device; /* the rank's GPU (gradwire/cuda.h); NULL: host memory. All ranks of

@@ -8,6 +8,7 @@ ctest: label=e2e timeout=300
 import contextlib
 import mmap
 import os
+import re
 import select
 import signal
 import stat
@@ -56,9 +57,10 @@ class Client(wire.Connection):
         self.engine_page = mmap.mmap(welcome.fds[1], 2 * PAGE, prot=mmap.PROT_READ)
         self.doorbell = welcome.fds[2]
 
-    def create(self, world=1, device=CUDA, place=0, **more):
+    def create(self, world=1, device=CUDA, place=0, linger_s=0):
         where = {8: device, 9: gpu(place)} if device == CUDA else {}
-        self.joined = self.ask("JOB_CREATE", {1: 0, 2: world, 7: "test", **where, **more})
+        self.joined = self.ask("JOB_CREATE", {1: 0, 2: world, 5: wire.zigzag(linger_s * 10 ** 9),
+                                              7: "test", **where})
         return self.take_joined()
 
     def join(self, id_, rank, world, device=CUDA, place=0):
@@ -136,7 +138,8 @@ def test_cuda_without_a_plugin_is_refused_with_what_to_install(runtime_dir, tmp_
     assert not (runtime_dir / "r").exists()
 
 
-@pytest.mark.parametrize("words,told", [("none", "no NVIDIA driver"), ("version", "of another release")])
+@pytest.mark.parametrize("words,told", [("none", "no NVIDIA driver"),
+                                        ("version", "of another release")])
 def test_cuda_without_a_gpu_is_refused_with_the_reason(runtime_dir, words, told):
     result = run(GRADWIRED, "--foreground", "--runtime-dir", runtime_dir / "r", "--device", "cuda",
                  "--plugins", PLUGINS, "--engine", ENGINE,
@@ -213,6 +216,85 @@ def test_a_gpu_is_one_jobs_and_the_other_hears_which(runtime_dir):
         until(lambda: not running(first.engine), what="the engine's end")
         with Client.welcomed(daemon) as third:
             assert third.create(place=1).joined.type == "JOINED"
+
+
+def first_job(daemon):
+    """On GPU 1; it would linger for ten minutes."""
+    return Client.welcomed(daemon).create(place=1, linger_s=600)
+
+
+def test_a_lingering_job_gives_its_gpu_to_the_next_one(runtime_dir):
+    """Its only rank has left: it would stay for ten minutes, were it not for the second job."""
+    with fake_daemon(runtime_dir) as daemon:
+        first = first_job(daemon)
+        tag = tag_of(first, daemon)
+        first.send(wire.frame("LEAVE"))
+        first.close()
+        until(lambda: daemon.jobs()[0]["state"] == "lingering", what="that it lingers")
+        assert running(first.engine)
+        with Client.welcomed(daemon) as other:
+            assert other.create(place=0).joined.type == "JOINED"  # that GPU is free
+            assert tag in [job["tag"] for job in daemon.jobs()]
+        with Client.welcomed(daemon) as third:
+            assert third.create(place=1).joined.type == "JOINED", third.joined
+            until(lambda: not running(first.engine), what="the engine's end")
+            assert tag not in [job["tag"] for job in daemon.jobs()]
+
+
+def test_a_job_that_lost_its_ranks_keeps_its_gpu_for_them(runtime_dir):
+    """Who wants it hears at once whose it is, since when, until when; the rank finds its job."""
+    with fake_daemon(runtime_dir) as daemon:
+        first = first_job(daemon)
+        tag = tag_of(first, daemon)
+        first.close()  # without LEAVE
+        until(lambda: daemon.jobs()[0]["state"] == "lingering", what="that it lingers")
+        with Client.welcomed(daemon) as other:
+            done = other.create(place=1).joined
+            assert done.code == "BUSY", done
+            assert re.search(rf"{gpu_name(1)} is kept for job {tag}: its ranks were lost \d+ s ago "
+                             r"and may come back for (5\d\d|600) s more, or end its engine",
+                             done.reason), done
+        assert running(first.engine)
+        with Client.welcomed(daemon, bytes.fromhex(tag)) as back:
+            assert back.join(first.id, 0, 1, place=1).joined.type == "JOINED"
+        os.kill(first.engine, signal.SIGTERM)
+        until(lambda: not running(first.engine), what="the engine's end")
+
+
+def test_what_is_known_of_a_gpu_is_told_at_once(alone):
+    engine = alone()
+    client = ask_create(engine)
+    assert engine.channel.receive().type == "LEASE_GET"
+    busy = {1: wire.zigzag(wire.ERRORS["BUSY"]), 2: gpu_name(0), 3: "kept", 4: 1}
+    engine.channel.send(wire.frame("LEASE", 0, busy))
+    done = client.receive()
+    assert done.code == "BUSY" and done.reason == "kept", done
+    with contextlib.suppress(TimeoutError):
+        again = engine.channel.receive(0.5)
+        raise AssertionError(f"asked again: {again}")
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_an_engine_that_is_wanted_ends_if_all_have_left(alone, leaves):
+    engine = alone()
+    client = ask_create(engine)
+    assert engine.channel.receive().type == "LEASE_GET"
+    engine.channel.send(wire.frame("LEASE", 0, {1: 0, 2: gpu_name(0)}))
+    assert client.receive().type == "JOINED"
+    wanted = wire.frame("LEASE_WANTED")
+    engine.channel.send(wanted)  # while a rank is there: of no effect
+    assert client.ask("STATS_GET", {}, 2).request == 2
+    if leaves:
+        client.send(wire.frame("LEAVE"))
+    client.close()
+    until(lambda: not engine.alive() or engine.stats()["present"] == 0, what="that it is gone")
+    engine.channel.send(wanted)
+    if leaves:
+        assert engine.wait() == 0, engine.log()
+        assert "another job wants a GPU" in engine.log()
+        return
+    engine.welcomed().close()  # handed over behind what was wanted
+    assert engine.alive()
 
 
 def test_a_lease_outlives_gradwired(runtime_dir):

@@ -238,6 +238,7 @@ static void test_all_leave_then_lingering(void **state)
     kit_gone(CORE_EV_LEAVE, 1, NULL);
     kit_none();
     assert_int_equal(core_state(kit.core), GW_JOB_LINGERING);
+    assert_true(core_over(kit.core));
     assert_true(core_deadline_ns(kit.core) == UINT64_MAX);
     kit_join_world(1, 2);
     kit_joined(1, 2);
@@ -323,7 +324,10 @@ static void test_world_of_one(void **state)
     kit_gone(CORE_EV_LOST, 0, "killed");
     kit_fail(GW_E_PEER_LOST, 0);
     assert_int_equal(core_state(kit.core), GW_JOB_LINGERING);
+    assert_false(core_over(kit.core)); /* it may come back */
     kit_join_all(1, 2);
+    kit_gone(CORE_EV_LEAVE, 0, NULL);
+    assert_true(core_over(kit.core));
 }
 
 /* A client of no rank, or of a rank that does not exist, changes nothing. */

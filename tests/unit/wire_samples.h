@@ -291,6 +291,7 @@ static void samples_admin(void)
     samples_fill(sample_add(WIRE_LEASE_GET)->u.lease_get.gpu, GW_LABEL_MAX + 1);
     msg = sample_add(WIRE_LEASE);
     msg->u.lease.code = GW_E_BUSY;
+    msg->u.lease.known = 1;
     samples_fill(msg->u.lease.gpu, sizeof(msg->u.lease.gpu));
     samples_fill(msg->u.lease.text, sizeof(msg->u.lease.text));
     msg = sample_add(WIRE_HANDOVER);
@@ -349,7 +350,8 @@ static inline void samples_make(void)
 {
     static const uint16_t empty[] = {WIRE_WAIT_READY, WIRE_LEAVE,       WIRE_UPDATE_BEGIN,
                                      WIRE_MEASURE,    WIRE_STATS_GET,   WIRE_STATUS_GET,
-                                     WIRE_DRAIN,      WIRE_ENGINE_STOP, WIRE_EVENT_GET};
+                                     WIRE_DRAIN,      WIRE_ENGINE_STOP, WIRE_EVENT_GET,
+                                     WIRE_LEASE_WANTED};
 
     samples_used = 0;
     samples_lists();
