@@ -33,6 +33,7 @@ struct charlm_options {
     uint32_t accumulate; /* enum gw_accumulate */
     bool bf16;           /* parameters as fetched, and gradients */
     uint32_t micro_steps, steps, hidden, batch;
+    uint32_t nodes; /* that its ranks may be on */
     uint64_t seed, bucket_bytes, link_bytes_per_s;
     int64_t timeout_ns;
     int gpu; /* charlm-cuda: -1: by the rank */

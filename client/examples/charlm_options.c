@@ -29,6 +29,7 @@ static const char usage[] =
     "  --overlap on|off     reduce and prefetch while computing (on)\n"
     "  --gather private|mapped   how stage 3 fetches (private)\n"
     "  --bucket BYTES       of a bucket (655360)\n"
+    "  --nodes N            that the job's ranks may be on; rank 0 says it (1)\n"
     "  --link BYTES_PER_S   simulate a link of that speed per rank (off)\n"
     "  --measure            time each collective alone before the first step\n"
     "  --timeout SECONDS    for joining and for each collective (120)\n"
@@ -38,6 +39,7 @@ static const char usage[] =
 enum option_key {
     KEY_RANK = 256,
     KEY_WORLD,
+    KEY_NODES,
     KEY_REFERENCE,
     KEY_PLAIN,
     KEY_STAGE,
@@ -67,6 +69,7 @@ enum option_key {
 static const struct option long_options[] = {
     {"rank", required_argument, NULL, KEY_RANK},
     {"world", required_argument, NULL, KEY_WORLD},
+    {"nodes", required_argument, NULL, KEY_NODES},
     {"reference", required_argument, NULL, KEY_REFERENCE},
     {"plain", required_argument, NULL, KEY_PLAIN},
     {"stage", required_argument, NULL, KEY_STAGE},
@@ -151,6 +154,8 @@ static int parse_number(int key, const char *value, struct charlm_options *o)
         return parse_u32("--rank", value, 0, 63, &o->rank);
     case KEY_WORLD:
         return parse_u32("--world", value, 1, 64, &o->world);
+    case KEY_NODES:
+        return parse_u32("--nodes", value, 1, 64, &o->nodes);
     case KEY_REFERENCE:
         o->mode = CHARLM_REFERENCE;
         return parse_u32("--reference", value, 1, 64, &o->world);

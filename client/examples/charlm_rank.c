@@ -99,6 +99,7 @@ static int open_job(struct rank_run *run)
         .link_bytes_per_s = o->link_bytes_per_s,
         .name = "charlm",
         .device = run->device,
+        .nodes = o->nodes,
     };
     struct gw_job_id id;
     int r;
@@ -530,6 +531,20 @@ static void take_times(struct rank_run *run)
     }
 }
 
+/* What a rank is sent by another node is counted there: no rank asks before all have what the steps
+ * gather, and none goes on before all have asked. */
+static int take_stats(struct rank_run *run)
+{
+    bool spans = run->options->nodes > 1;
+    int r = spans ? barrier(run) : 0;
+
+    run->result->stats.struct_size = sizeof run->result->stats;
+    if (r == 0)
+        r = check(run, "figures",
+                  gw_stats_sync(run->job, run->options->timeout_ns, &run->result->stats));
+    return r == 0 && spans ? barrier(run) : r;
+}
+
 static int finish(struct rank_run *run)
 {
     int r = 0;
@@ -542,10 +557,8 @@ static int finish(struct rank_run *run)
         r = take_losses(run); /* which waits for all of them, on a GPU too */
     if (r == 0)
         take_times(run);
-    run->result->stats.struct_size = sizeof run->result->stats;
     if (r == 0)
-        r = check(run, "figures",
-                  gw_stats_sync(run->job, run->options->timeout_ns, &run->result->stats));
+        r = take_stats(run);
     return r != 0 ? r : dump(run);
 }
 
