@@ -302,6 +302,79 @@ def step_traffic(layout, rank, accumulate, micro_steps, mapped, gathers, reuse_b
     return traffic.figures
 
 
+# ---- what crosses nodes --------------------------------------------------------------------------
+
+
+def partial_sums(nodes):
+    """[(node, members)] of the partial sums that leave their nodes: of each largest subtree of the
+    fixed tree whose members are all on one node. nodes: of the members, in order."""
+    tree = [({node}, 1) for node in nodes]
+    sent = []
+    while len(tree) > 1:
+        pairs = [tree[i:i + 2] for i in range(0, len(tree), 2)]
+        tree = []
+        for pair in pairs:
+            where = set().union(*(on for on, _ in pair))
+            if len(pair) > 1 and len(where) > 1:
+                sent += [(*on, members) for on, members in pair if len(on) == 1]
+            tree.append((where, sum(members for _, members in pair)))
+    return sent
+
+
+class Crossing:
+    """Bytes that nodes send to others, by kind and node. nodes: of all ranks."""
+
+    def __init__(self, nodes):
+        self.nodes = nodes
+        self.sent = {kind: [0] * (max(nodes) + 1) for kind in KINDS}
+
+    def add_sums(self, kind, ranks, slice_numel, dtype, times):
+        """Partial sums, to the owner of each slice; a lone contribution as it is, sums in fp32."""
+        on = [self.nodes[rank] for rank in ranks]
+        for node, members in partial_sums(on):
+            size = SIZES[dtype] if members == 1 else 4
+            self.sent[kind][node] += times * slice_numel * size * (len(on) - on.count(node))
+
+    def add_slices(self, kind, ranks, slice_bytes, times):
+        """Each slice once to each other node."""
+        on = [self.nodes[rank] for rank in ranks]
+        for node in on:
+            self.sent[kind][node] += times * slice_bytes * (len(set(on)) - 1)
+
+
+def add_run(crossing, layout, bucket, run, times, gathers):
+    """Of a bucket, over the ranks that share its shards."""
+    numel = bucket.padded // len(run)
+    if layout.stage:
+        crossing.add_sums("reduce_scatter", run, numel, bucket.grad_dtype, times)
+        crossing.add_slices("all_gather", run, numel * SIZES[bucket.dtype], gathers)
+    else:
+        crossing.add_sums("all_reduce", run, numel, bucket.grad_dtype, times)
+        crossing.add_slices("all_reduce", run, numel * SIZES[bucket.accum_dtype], times)
+
+
+def cross_node_bytes(layout, nodes, accumulate, micro_steps, gathers, reuse_bytes):
+    """{kind: bytes that each node sends} of a step. Ranks of a node that gather the same at the
+    same time share what comes."""
+    crossing = Crossing(nodes)
+    for bucket in layout.buckets:
+        ranks, shards = layout.groups[bucket.group]
+        for first in range(0, len(ranks), shards):
+            run, count = ranks[first:first + shards], 1
+            if layout.stage == 3:
+                count = gathers_of(layout, run[0], micro_steps, reuse_bytes)[bucket.fetch_unit]
+                if gathers is not None and layout.fetch_units[bucket.fetch_unit].units:
+                    count = gathers
+            add_run(crossing, layout, bucket, run, 1 if accumulate == "local" else micro_steps,
+                    count)
+        between = bucket.padded // len(ranks)
+        for index in range(shards if shards < len(ranks) else 0):
+            crossing.add_sums("all_reduce", ranks[index::shards], between, bucket.accum_dtype, 1)
+            crossing.add_slices("all_reduce", ranks[index::shards],
+                                between * SIZES[bucket.accum_dtype], 1)
+    return crossing.sent
+
+
 # ---- what is held --------------------------------------------------------------------------------
 
 
@@ -368,12 +441,13 @@ def rank_memory(layout, rank, accumulate, micro_steps, mapped, ring_slots, gathe
 def expected(parameters, stage, ranks, bucket_bytes, align_bytes=64, micro_steps=1,
              accumulate="auto", gather="private", ring_slots=3, gather_bytes=0,
              optimizer_arrays=2, gathers=None, rank=0, groups=(), shard_ranks=0, persist_bytes=0,
-             reuse_bytes=0, accum_as_grads=False, group=None):
+             reuse_bytes=0, accum_as_grads=False, group=None, nodes=()):
     """Figures of one optimizer step and the memory of one rank, named as in demo.sh's JSON.
 
     `parameters`: Parameter tuples in order of registration. `gathers`: how often a step gathers
     each fetch unit in stage 3 (None: forward and backward of each micro-step). `group`: only what
-    that group of the rank's sends and holds, its buckets and their padding.
+    that group of the rank's sends and holds, its buckets and their padding. `nodes`: the node of
+    each rank; then, by kind, what each node sends to others of all ranks' collectives.
     """
     parameters = [Parameter(*p) for p in parameters]
     if accumulate == "auto":
@@ -389,6 +463,9 @@ def expected(parameters, stage, ranks, bucket_bytes, align_bytes=64, micro_steps
                                reuse_bytes, group))
     result["memory_bytes"] = rank_memory(layout, rank, accumulate, micro_steps, mapped, ring_slots,
                                          gather_bytes, optimizer_arrays, group)
+    if nodes:
+        result["cross_node_bytes"] = cross_node_bytes(layout, nodes, accumulate, micro_steps,
+                                                      gathers, reuse_bytes)
     if group is not None:
         result["buckets"] = len(layout.of_rank(rank, group))
         result["layout_padding_bytes"] = sum(

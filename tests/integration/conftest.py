@@ -2,6 +2,7 @@
 """Fixtures of all tests with real processes: a gradwired of their own, in a directory of its own.
 
 After each test nothing may be left: no process, no socket, no entry; that is part of every test.
+With $GW_TEST_NODES the ranks of tests that ask for `service` are spread over nodes (nodes.py).
 With $GW_TEST_DEVICE=cuda every test also has GPUs of its own (fakegpus.py), runs under several
 seeds of theirs, and fails when they saw a rule broken or something left.
 """
@@ -27,6 +28,7 @@ BUILD = pathlib.Path(os.environ.get("GRADWIRE_BUILD", "build/release")).resolve(
 SLOWER = int(os.environ.get("GW_TEST_SLOWER", "1"))
 SANITIZE = re.search(r"^GW_SANITIZE:STRING=(.*)$", (BUILD / "CMakeCache.txt").read_text(),
                      re.M)[1]  # -fsanitize= value of the build, or empty
+NODES = "GW_TEST_NODES" in os.environ
 HERE = pathlib.Path(__file__).resolve().parent
 
 GRADWIRED = BUILD / "daemon/supervisor/gradwired"
@@ -47,6 +49,7 @@ SEEDS = int(os.environ.get("GW_CUDA_SEEDS", "5"))  # of each test function, at l
 def pytest_configure(config):
     config.addinivalue_line("markers", "host_only(why): not run with $GW_TEST_DEVICE=cuda")
     config.addinivalue_line("markers", "cuda_only: run with $GW_TEST_DEVICE=cuda alone")
+    config.addinivalue_line("markers", "one_node(why): not run with $GW_TEST_NODES")
     config.addinivalue_line("markers", "gpus(n, *options): GPUs, and options of their server")
     config.addinivalue_line("markers", "gpu_options(*options): more options of their server")
     config.addinivalue_line("markers", "seeds(n): of each of its parameters")
@@ -54,10 +57,11 @@ def pytest_configure(config):
 
 def pytest_collection_modifyitems(config, items):
     other = "host_only" if on_cuda() else "cuda_only"
-    left_out = [item for item in items if item.get_closest_marker(other)]
+    left_out = [item for item in items if item.get_closest_marker(other) or (
+        NODES and item.get_closest_marker("one_node"))]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if not item.get_closest_marker(other)]
+        items[:] = [item for item in items if item not in left_out]
 
 
 def pytest_generate_tests(metafunc):
@@ -318,30 +322,27 @@ def daemon(runtime_dir):
 
 
 @pytest.fixture
-def make_nodes():
+def make_nodes(runtime_dir):
     """make_nodes(count, more configuration) -> that many gradwireds on this machine, each as if on
-    a node of its own: "n0", "n1", ...; they know nothing of each other."""
+    a node of its own: "node0", "node1", ...; they know nothing of each other."""
     if not ENGINE.exists():
         pytest.skip(f"{ENGINE} is not built")
+    import nodes  # pylint: disable=import-outside-toplevel
     with contextlib.ExitStack() as stack:
-        def make(count, more=""):
-            return [stack.enter_context(node(f"n{i}", more)) for i in range(count)]
-        yield make
+        yield lambda count, more="": stack.enter_context(
+            nodes.Cluster(runtime_dir, count, more, namespaces=False)).nodes
 
 
-@contextlib.contextmanager
-def node(name, more):
-    path = pathlib.Path(tempfile.mkdtemp(prefix=f"gw-{name}-", dir="/tmp"))
-    config = path.with_name(path.name + ".conf")
-    config.write_text(f"{CONFIG}[nodes]\nnode_name = {name}\nstar_interface = lo\n{more}")
-    try:
-        with serving(Daemon(path, args=["--config", str(config), *device_args()])) as daemon:
-            daemon.name = name
-            yield daemon
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
-        for left in (config, path.with_name(path.name + ".log")):
-            left.unlink(missing_ok=True)
+@pytest.fixture
+def service(request):
+    """What a test's ranks connect to: the socket of `daemon`, or those of several nodes."""
+    if not NODES:
+        yield str(request.getfixturevalue("daemon").socket)
+        return
+    import nodes  # pylint: disable=import-outside-toplevel
+    cluster, place = nodes.of_test(request, request.getfixturevalue("runtime_dir"))
+    with cluster:
+        yield cluster.spread(place)
 
 
 @pytest.fixture(scope="session")

@@ -275,11 +275,32 @@ class Buffer:
         call("gw_buffer_free", self.job.handle, self.handle)
 
 
+class Spread:
+    """The sockets of several nodes' gradwireds, and on which node a rank is: "blocks" (in order,
+    the first ones a rank larger), "dealt" (in turn), or a list."""
+
+    def __init__(self, sockets, place="blocks"):
+        self.sockets, self.place = [str(s) for s in sockets], place
+
+    def node(self, rank, world):
+        nodes = len(self.sockets)
+        if self.place == "dealt":
+            return rank % nodes
+        if self.place != "blocks":
+            return self.place[rank]
+        each, larger = divmod(world, nodes)
+        in_larger = larger * (each + 1)
+        return rank // (each + 1) if rank < in_larger else larger + (rank - in_larger) // each
+
+
 class Job:
-    """One rank's handle; every method is one library call."""
+    """One rank's handle; every method is one library call. socket: of a gradwired, or a Spread."""
 
     def __init__(self, rank, world, id_path=None, socket=None, job_id=None, **options):
         self.rank, self.world, self.handle = rank, world, C.c_void_p()
+        if isinstance(socket, Spread):
+            options.setdefault("nodes", len(socket.sockets))
+            socket = socket.sockets[socket.node(rank, world)]
         if on_cuda() and GPU is None:
             use_gpu(rank)
         if "name" in options:

@@ -64,8 +64,8 @@ def per_element(numels, spans, buckets, pieces, value):
 
 
 @pytest.fixture
-def where(daemon, tmp_path):
-    return {"socket": str(daemon.socket), "id": str(tmp_path / "job.id")}
+def where(service, tmp_path):
+    return {"socket": service, "id": str(tmp_path / "job.id")}
 
 
 # ---- reduction -----------------------------------------------------------------------------------

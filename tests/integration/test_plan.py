@@ -115,6 +115,20 @@ def test_one_layer_of_gpt2_by_hand(tmp_path):
                for stage in got["stages"])
 
 
+@pytest.mark.parametrize("ranks, nodes", [(4, 2), (8, 3), (8, 8), (7, 2)])
+def test_what_crosses_is_that_of_the_busiest_node(tmp_path, ranks, nodes):
+    """Of blocks of ranks; parameters that all ranks can share without padding."""
+    rows = [(f"w{j}", (ranks * 64,), f"u{j}") for j in range(5)]
+    path = write_model(tmp_path / "m.tsv", rows)
+    where = [gw.Spread(range(nodes)).node(rank, ranks) for rank in range(ranks)]
+    got = planned("--model", path, "--ranks", ranks, "--nodes", nodes,
+                  "--bucket", 4096)
+    for stage in got["stages"]:
+        sent = plan.expected(plan.read_model(path), stage["stage"], ranks, 4096,
+                             nodes=where)["cross_node_bytes"]
+        assert stage["cross_node_bytes"] == {kind: max(of) for kind, of in sent.items()}
+
+
 # ---- against a real run --------------------------------------------------------------------------
 
 WORLD = 3
