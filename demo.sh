@@ -6,6 +6,8 @@
 # cost, and whether the promises held. Stops everything it started and leaves nothing but build/.
 # With --device cuda the ranks compute on GPUs; --fake-gpus are doubles of GPUs, driver, CUDA and
 # NCCL, for machines without: right in what they compute, not in time.
+# With --nodes each of so many nodes has a gradwired of its own, in a network namespace of its own
+# where the kernel lets the caller make them, and mpirun launches the ranks.
 # $GRADWIRE_BUILD (for tests): take the programs of that build; install and build nothing.
 # Exit codes: 0, 1 a promise is broken or a run failed, 64 usage, else what could not be set up.
 set -euo pipefail
@@ -14,6 +16,7 @@ usage() {
     cat <<'USAGE'
 usage: ./demo.sh [options]
   --ranks N              training processes (4)
+  --nodes N              spread over so many nodes, on this machine (1)
   --steps K              optimizer steps of each run (50)
   --text FILE            text to train on (the files of /usr/share/common-licenses)
   --bucket BYTES         of a gradient bucket (655360)
@@ -40,17 +43,18 @@ whole() {
     number=$(( 10#$2 ))
 }
 
-ranks=4 steps= text= bucket= hidden= link= json= device=host fake=
+ranks=4 nodes=1 steps= text= bucket= hidden= link= json= device=host fake=
 while (( $# > 0 )); do
     case $1 in
         --help) usage; exit 0 ;;
         --fake-gpus) fake=1; shift; continue ;;
-        --ranks | --steps | --text | --bucket | --hidden | --link | --json | --device)
+        --ranks | --nodes | --steps | --text | --bucket | --hidden | --link | --json | --device)
             [[ -n ${2-} ]] || wrong "$1 needs a value" ;;
         *) wrong "$1: no such option" ;;
     esac
     case $1 in
         --ranks) whole "$1" "$2" 1 64; ranks=$number ;;
+        --nodes) whole "$1" "$2" 1 16; nodes=$number ;;
         --steps) whole "$1" "$2" 1 100000; steps=$number ;;
         --text) text=$(realpath -m -- "$2") ;;
         --bucket)
@@ -67,6 +71,8 @@ while (( $# > 0 )); do
     shift 2
 done
 [[ -z $fake || $device == cuda ]] || wrong "--fake-gpus goes with --device cuda"
+(( nodes == 1 )) || [[ $device == host ]] || wrong "--nodes goes with --device host"
+(( ranks >= nodes )) || wrong "--nodes $nodes: needs a rank for each; --ranks is $ranks"
 steps=${steps:-${fake:+8}} steps=${steps:-50}
 hidden=${hidden:-${fake:+48}} hidden=${hidden:-512}
 bucket=${bucket:-${fake:+16384}} bucket=${bucket:-655360}
@@ -91,6 +97,7 @@ build_all() {
     . cmake/deps.sh
     local -a first=() targets=(gradwired gradwire-engine gwctl charlm)
     if [[ -n $fake ]]; then gw_install_deps test; else gw_install_deps build; fi
+    (( nodes == 1 )) || gw_install_deps nodes
     if [[ $device == cuda ]]; then
         # shellcheck source=cmake/cuda-wheels.sh
         . cmake/cuda-wheels.sh
@@ -122,8 +129,7 @@ gwctl=$build/client/ctl/gwctl
 # ---- what is started, and how it ends ------------------------------------------------------------
 
 work=$(mktemp -d "${TMPDIR:-/tmp}/gradwire-demo.XXXXXX")
-runtime=$work/run
-daemon= gpus= rank_pids=()
+daemons=() sockets=() gpus= rank_pids=()
 
 stop_ranks() {
     local pid
@@ -135,12 +141,14 @@ stop_ranks() {
 stop_all() {
     trap '' INT TERM HUP
     stop_ranks
-    if [[ -n $daemon ]]; then
-        timeout 10 "$gwctl" --socket "$runtime/admin.sock" stop --engines >/dev/null 2>&1 || true
-        kill "$daemon" 2>/dev/null || true
-        wait "$daemon" 2>/dev/null || true
-        daemon=
-    fi
+    local node
+    for node in "${!daemons[@]}"; do
+        timeout 10 "$gwctl" --runtime-dir "$work/node$node" stop --engines >/dev/null 2>&1 || true
+        kill "${daemons[node]}" 2>/dev/null || true
+        wait "${daemons[node]}" 2>/dev/null || true
+    done
+    daemons=()
+    stop_network
     stop_gpus || true
     rm -rf -- "$work"
 }
@@ -176,22 +184,69 @@ stop_gpus() {
     return 1
 }
 
+# The nodes' network: by node its interface, and a command that enters it, which may be empty.
+network= interfaces=() enter=()
+
+start_network() {
+    local interface prefix
+    (( nodes > 1 )) || return 0
+    mkfifo "$work/network.in" "$work/network.out"
+    python3 -B "$PWD/tests/integration/network.py" "$nodes" <"$work/network.in" \
+        >"$work/network.out" &
+    network=$!
+    exec 8>"$work/network.in" 9<"$work/network.out"
+    while (( ${#interfaces[@]} < nodes )) && read -r -u 9 interface prefix; do
+        interfaces+=("$interface") enter+=("$prefix")
+    done
+    if (( ${#interfaces[@]} < nodes )); then
+        echo "demo.sh: the nodes' network was not made" >&2
+        exit 69
+    fi
+    if [[ -n ${enter[0]} ]]; then
+        echo "demo.sh: $nodes nodes, each in a network namespace of its own, joined by veth"
+    else
+        echo "demo.sh: $nodes nodes, all on loopback"
+    fi
+}
+
+stop_network() {
+    [[ -n $network ]] || return 0
+    exec 8>&- 9<&-
+    wait "$network" 2>/dev/null || true
+    network=
+}
+
+# One on each node.
+start_daemons() {
+    local node
+    mkdir -p "$work/runs"
+    for (( node = 0; node < nodes; node++ )); do start_daemon "$node"; done
+}
+
 start_daemon() {
-    local i
-    mkdir -p "$runtime" "$work/runs"
-    : >"$work/gradwired.conf"
-    "$build/daemon/supervisor/gradwired" --foreground --runtime-dir "$runtime" \
-        --device "$device" --config "$work/gradwired.conf" \
-        --engine "$build/daemon/engine/gradwire-engine" \
-        2>"$work/gradwired.log" &
-    daemon=$!
+    local i node=$1 conf=$work/node$1.conf log=$work/node$1.log
+    local -a own=()
+    mkdir -p "$work/node$node"
+    : >"$conf"
+    if (( nodes > 1 )); then
+        printf '[nodes]\nnode_name = node%d\nstar_interface = %s\n' "$node" \
+            "${interfaces[node]}" >"$conf"
+        # All nodes are one machine: shared memory would reach from one to the other.
+        read -r -a own <<<"${enter[node]}"
+        own+=(env UCX_TLS=tcp "UCX_NET_DEVICES=${interfaces[node]}")
+    fi
+    "${own[@]}" "$build/daemon/supervisor/gradwired" --foreground \
+        --runtime-dir "$work/node$node" --device "$device" --config "$conf" \
+        --engine "$build/daemon/engine/gradwire-engine" 2>"$log" 8>&- 9<&- &
+    daemons[node]=$!
+    sockets[node]=$work/node$node/gradwired.sock
     for (( i = 0; i < 100; i++ )); do
-        [[ -S $runtime/gradwired.sock ]] && return
-        kill -0 "$daemon" 2>/dev/null || break
+        [[ -S ${sockets[node]} ]] && return
+        kill -0 "${daemons[node]}" 2>/dev/null || break
         sleep 0.1
     done
     echo "demo.sh: gradwired did not start:" >&2
-    cat "$work/gradwired.log" >&2
+    cat "$log" >&2
     [[ $device == host || -n $fake ]] ||
         echo "demo.sh: --fake-gpus runs the same on doubles of GPUs" >&2
     exit 69
@@ -199,6 +254,7 @@ start_daemon() {
 
 done_runs=0 all_runs=13
 [[ $device == host ]] || all_runs=12 # mapped is the host's
+(( nodes == 1 )) || all_runs=19
 # One line that is written over on a terminal, and grows elsewhere.
 progress() {
     if [[ -t 2 ]]; then
@@ -215,7 +271,10 @@ fail() {
     (( ${#rank_pids[@]} < 2 )) || sleep 1
     stop_ranks
     cat "$work/messages" >&2
-    [[ ! -s $work/gradwired.log ]] || { echo "gradwired:"; tail -n 20 "$work/gradwired.log"; } >&2
+    local log
+    for log in "$work"/node*.log; do
+        [[ ! -s $log ]] || { echo "gradwired:"; tail -n 20 "$log"; } >&2
+    done
     exit 1
 }
 
@@ -252,19 +311,71 @@ wait_ranks() {
     done
 }
 
-# train NAME OPTIONS...: all ranks of one run.
+# place blocks|dealt|one: sets node_of, the node of each rank, and spans, how many those are. Blocks
+# are in order, and the first ones may be a rank larger; dealt is in turn; one: all on the first.
+place() {
+    local rank in_larger=$(( ranks % nodes * (ranks / nodes + 1) ))
+    node_of=() spans=$nodes
+    [[ $1 != one ]] || spans=1
+    for (( rank = 0; rank < ranks; rank++ )); do
+        case $1 in
+            one) node_of+=(0) ;;
+            dealt) node_of+=($(( rank % nodes ))) ;;
+            blocks)
+                if (( rank < in_larger )); then
+                    node_of+=($(( rank / (ranks / nodes + 1) )))
+                else
+                    node_of+=($(( ranks % nodes + (rank - in_larger) / (ranks / nodes) )))
+                fi ;;
+        esac
+    done
+}
+
+# rank_of DIRECTORY RANK OPTIONS...: becomes that rank of the run.
+rank_of() {
+    local directory=$1 rank=$2 node=${node_of[$2]}
+    local -a own=()
+    shift 2
+    (( nodes == 1 )) || read -r -a own <<<"${enter[node]}"
+    exec "${own[@]}" "$program" --rank "$rank" --world "$ranks" --nodes "$spans" \
+        --id-file "$directory/id" --socket "${sockets[node]}" --bucket "$bucket" --measure \
+        "${common[@]}" --out "$directory/rank-$rank.json" --dump "$directory/rank-$rank.params" "$@"
+}
+
+# What mpirun starts: this very rank_of, for the rank that mpirun says.
+launch() {
+    local mpirun
+    local -a options=(-n "$ranks")
+    mpirun=$(command -v mpirun.mpich || command -v mpirun.openmpi || command -v mpirun)
+    if "$mpirun" --version 2>&1 | grep -q "Open MPI"; then
+        options+=(--oversubscribe --bind-to none)
+        export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+    fi
+    {
+        declare -p ranks nodes spans node_of enter sockets program bucket common
+        declare -f rank_of
+        echo 'rank_of "$1" "${PMI_RANK-${OMPI_COMM_WORLD_RANK-}}" "${@:2}"'
+    } >"$work/rank.sh"
+    "$mpirun" "${options[@]}" bash "$work/rank.sh" "$@" \
+        </dev/null 2>>"$work/messages" 8>&- 9<&- &
+    rank_pids+=($!)
+}
+
+# train NAME OPTIONS...: all ranks of one run, on the nodes where place put them.
 train() {
     local directory=$work/runs/$1 rank
     mkdir "$directory"
     progress "$1"
     shift
-    for (( rank = 0; rank < ranks; rank++ )); do
-        "$program" --rank "$rank" --world "$ranks" --id-file "$directory/id" \
-            --socket "$runtime/gradwired.sock" --bucket "$bucket" --measure "${common[@]}" \
-            --out "$directory/rank-$rank.json" --dump "$directory/rank-$rank.params" "$@" \
-            2>>"$work/messages" &
-        rank_pids+=($!)
-    done
+    if (( nodes > 1 )); then
+        echo "${node_of[*]}" >"$directory/nodes"
+        launch "$directory" "$@"
+    else
+        for (( rank = 0; rank < ranks; rank++ )); do
+            rank_of "$directory" "$rank" "$@" 2>>"$work/messages" &
+            rank_pids+=($!)
+        done
+    fi
     wait_ranks "run ${directory##*/}"
     keep_checksum "$directory"
 }
@@ -272,7 +383,9 @@ train() {
 # ---- the runs ------------------------------------------------------------------------------------
 
 if [[ -n $fake ]]; then start_gpus; fi
-start_daemon
+start_network
+start_daemons
+place blocks
 : >"$work/messages"
 began=$SECONDS
 "$charlm" --model-tsv "${common[@]}" >"$work/runs/model.tsv"
@@ -287,7 +400,14 @@ for stage in 0 1 2 3; do
     train "stage-$stage-off" --stage "$stage" --overlap off
     train "stage-$stage-on" --stage "$stage" --overlap on
 done
+if (( nodes > 1 )); then
+    place dealt
+    for stage in 0 1 2 3; do train "stage-$stage-dealt" --stage "$stage"; done
+    place one
+    for stage in 2 3; do train "stage-$stage-one-node" --stage "$stage"; done
+fi
 [[ $device == cuda ]] || train stage-3-mapped --stage 3 --gather mapped
+place blocks
 [[ -n $link ]] || link=$("${report[@]}" link "$work/runs/stage-2-off")
 if (( link > 0 )); then # one rank alone sends nothing
     train stage-2-paced-off --stage 2 --overlap off --link "$link"

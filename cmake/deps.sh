@@ -5,7 +5,7 @@
 # check.sh; defines gw_install_deps and nothing else of use. Asks the system before the package
 # manager: what is there already, from wherever, is not installed again.
 
-gw_deps_has_command() { command -v "$1" >/dev/null 2>&1; }
+gw_deps_has_command() { PATH=$PATH:/usr/sbin:/sbin command -v "$1" >/dev/null 2>&1; }
 # pip, or what makes a virtual environment that has it (cmake/cuda-wheels.sh).
 gw_deps_has_pip() {
     python3 -c "import pip" 2>/dev/null || python3 -c "import ensurepip" 2>/dev/null
@@ -54,6 +54,12 @@ librsvg2-bin command rsvg-convert
 systemd command systemd-analyze
 "
 
+# What demo.sh --nodes runs: nodes in network namespaces, ranks by mpirun.
+gw_deps_nodes="
+iproute2 command ip
+mpich command mpirun
+"
+
 # Prints the packages of a table that are missing, each once.
 gw_deps_missing() {
     local package how what
@@ -62,12 +68,13 @@ gw_deps_missing() {
     done <<<"$1" | sort -u
 }
 
-# gw_install_deps build|test: installs what is missing. Exit code 69 with one clear line when it
-# cannot.
+# gw_install_deps build|test|nodes: installs what is missing. Exit code 69 with one clear line when
+# it cannot.
 gw_install_deps() {
     local table=$gw_deps_build missing log
     local -a as_root=()
-    [[ $1 == build ]] || table+=$gw_deps_test
+    [[ $1 == build ]] || table+=$gw_deps_nodes
+    [[ $1 != test ]] || table+=$gw_deps_test
     missing=$(gw_deps_missing "$table" | tr '\n' ' ')
     missing=${missing% }
     [[ -n $missing ]] || return 0

@@ -6,7 +6,8 @@
     report.py link DIR/RUN               link speed at which communication takes half of backward
 
 DIR/model.tsv lists the parameters; each DIR/<run>/ holds rank-<r>.json (charlm --out) and
-rank-<r>.sha256 (of charlm --dump). Figures are counted by the service per rank since the seal; here
+rank-<r>.sha256 (of charlm --dump), and, if its ranks may be on several nodes, `nodes`: the node of
+each rank. Figures are counted by the service per rank since the seal; here
 they become figures per step, which only works if they divide evenly and all ranks agree: both are
 checked. What to expect comes from tests/cases/plan.py, which knows names, shapes and units alone.
 Exit codes: 0, 1 a promise is broken, 2 the files cannot be read.
@@ -29,6 +30,7 @@ RING_SLOTS = 3  # the service's default
 ALONE_MIN_MS = 0.05  # below, a hidden fraction says nothing
 PROMISES = ("pattern", "one_collective_per_bucket", "overlap_bitwise", "stages_bitwise",
             "reference_bitwise")
+NODES_PROMISES = ("crosses_as_planned", "nodes_bitwise")  # of a demo on several nodes
 
 
 class Unreadable(Exception):
@@ -63,14 +65,39 @@ def read_ranks(directory):
         raise Unreadable(f"{directory}: {type(error).__name__}: {error}") from error
     if numbers != list(range(wanted)):
         raise Unreadable(f"{directory}: ranks {numbers}, not 0 to {wanted - 1}")
+    nodes = read_nodes(directory, wanted)
+    for rank in ranks:
+        rank["node_of_rank"] = nodes
     return ranks
+
+
+def read_nodes(directory, world):
+    """The node of each rank."""
+    path = directory / "nodes"
+    try:
+        nodes = [int(word) for word in path.read_text().split()] if path.exists() else [0] * world
+    except (OSError, ValueError) as error:
+        raise Unreadable(f"{path}: {error}") from error
+    if len(nodes) != world or min(nodes) < 0:
+        raise Unreadable(f"{path}: {nodes} are not the nodes of {world} ranks")
+    return nodes
 
 
 def run_name(rank):
     name = f"stage {rank['stage']} {'on' if rank['overlap'] else 'off'}"
     if rank["gather"] != "private":
         name += f" {rank['gather']}"
-    return name + (" paced" if rank["link_bytes_per_s"] else "")
+    if rank["link_bytes_per_s"]:
+        name += " paced"
+    return name + place_name(rank["node_of_rank"])
+
+
+def place_name(nodes):
+    """Of the nodes of all ranks: nothing where it is one, which needs no word."""
+    count = len(set(nodes))
+    if count == 1:
+        return ""
+    return f" {count} nodes" + ("" if nodes == sorted(nodes) else " dealt")
 
 
 # ---- figures per step ----------------------------------------------------------------------------
@@ -78,21 +105,53 @@ def run_name(rank):
 
 def per_step(name, ranks, problems):
     """{figure: {kind: per step}}; uneven or unequal numbers break the pattern. Control traffic is
-    not part of it: set-up has some too."""
-    steps = ranks[0]["steps"]
+    not part of it: set-up has some too. On several nodes what a rank's service moves depends on its
+    place, and the largest figure is told."""
+    steps, one_node = ranks[0]["steps"], len(set(ranks[0]["node_of_rank"])) == 1
     out = {}
     for figure in FIGURES:
         out[figure] = {}
         for kind in KINDS:
             totals = [rank["stats"]["kinds"][kind][figure] for rank in ranks]
-            out[figure][kind] = totals[0] // steps
-            if kind == "control":
+            out[figure][kind] = max(totals) // steps
+            if kind == "control" or (figure == "moved_bytes" and not one_node):
                 continue
             if len(set(totals)) > 1:
                 problems.add("pattern",
                              f"{name}: {figure} of {kind} differ between ranks: {totals}")
             if totals[0] % steps:
                 problems.add("pattern", f"{name}: {figure} of {kind}: {totals[0]} in {steps} steps")
+    return out
+
+
+def may_cross(rank, parameters):
+    """{kind: (least, planned, most)} bytes per step that all nodes send to others. They differ in
+    stage 3 alone, where ranks of a node copy from each other what one of them still holds, so that
+    a slice crosses once at least, and as often as the node's ranks fetch it at most."""
+    nodes = rank["node_of_rank"]
+    planned, once = (
+        plan.expected(parameters, rank["stage"], rank["world"], rank["bucket_bytes"],
+                      micro_steps=rank["micro_steps"], gathers=gathers, nodes=nodes)
+        ["cross_node_bytes"] for gathers in (None, 1))
+    bounds = {kind: (sum(sent),) * 3 for kind, sent in planned.items()}
+    if rank["stage"] == 3:
+        fetches = max(nodes.count(node) for node in nodes)
+        total = sum(planned["all_gather"])
+        bounds["all_gather"] = (sum(once["all_gather"]), total, total * fetches)
+    return bounds
+
+
+def crossed(name, ranks, bounds, problems):
+    """{kind: bytes per step that all nodes sent to others}, judged."""
+    steps, out = ranks[0]["steps"], {}
+    for kind in KINDS:
+        total = sum(rank["stats"]["kinds"][kind]["cross_node_bytes"] for rank in ranks)
+        out[kind] = total // steps
+        least, _, most = (steps * bound for bound in bounds[kind])
+        if kind != "control" and not least <= total <= most:
+            right = str(least) if least == most else f"from {least} to {most}"
+            problems.add("crosses_as_planned",
+                         f"{name}: {kind}: {total} bytes in {steps} steps, expected {right}")
     return out
 
 
@@ -159,6 +218,11 @@ def put_together(ranks, parameters, problems):
     run["expected_calls"] = wanted["calls"]
     run["expected_payload_bytes"] = wanted["payload_bytes"]
     run["expected_padding_bytes"] = wanted["padding_bytes"]
+    run["node_of_rank"] = first["node_of_rank"]
+    run["nodes"] = len(set(first["node_of_rank"]))
+    bounds = may_cross(first, parameters)
+    run["expected_cross_node_bytes"] = {kind: bounds[kind][1] for kind in KINDS}
+    run["cross_node_bytes"] = crossed(name, ranks, bounds, problems)
     run["buckets"] = first["layout"]["buckets"]
     run["fetch_units"] = first["layout"]["fetch_units"]
     run["loss"] = mean_losses(name, ranks)
@@ -207,12 +271,16 @@ def check_equal(promise, run, other_name, other, problems):
 def check_bits(runs, reference, problems):
     for run in runs:
         if not run["ranks_agree"]:
-            for promise in ("overlap_bitwise", "stages_bitwise", "reference_bitwise"):
+            for promise in ("overlap_bitwise", "stages_bitwise", "reference_bitwise",
+                            "nodes_bitwise"):
                 problems.add(promise, f"{run_name(run)}: its ranks differ in parameters or norms")
         for other in runs:
-            same = [run[key] == other[key] for key in ("stage", "gather", "link_bytes_per_s")]
+            same = [run[key] == other[key] for key in ("stage", "gather", "link_bytes_per_s",
+                                                       "node_of_rank")]
             if all(same) and run["overlap"] and not other["overlap"]:
                 check_equal("overlap_bitwise", run, run_name(other), other, problems)
+            if run["nodes"] > other["nodes"] == 1:
+                check_equal("nodes_bitwise", run, run_name(other), other, problems)
         check_equal("stages_bitwise", run, run_name(runs[0]), runs[0], problems)
         check_equal("reference_bitwise", run, "the reference", reference, problems)
 
@@ -222,7 +290,8 @@ def largest_difference(losses, reference):
 
 
 def order(run):
-    return (run["stage"], run["gather"], run["link_bytes_per_s"] or 0, not run["overlap"])
+    return (run["stage"], run["gather"], run["link_bytes_per_s"] or 0, -run["nodes"],
+            run["node_of_rank"] != sorted(run["node_of_rank"]), not run["overlap"])
 
 
 def collect(directory):
@@ -255,10 +324,16 @@ def collect(directory):
         check_pattern(run, problems)
     reference, plain = alone["reference"], alone["plain"]
     check_bits(results, reference, problems)
-    normal = [run for run in results
-              if run["gather"] == "private" and not run["link_bytes_per_s"]]
+    most = max(results, key=lambda run: (run["nodes"], run["node_of_rank"] == sorted(
+        run["node_of_rank"])))
+    normal = [run for run in results if run["gather"] == "private" and
+              not run["link_bytes_per_s"] and run["node_of_rank"] == most["node_of_rank"]]
+    promises = PROMISES + (NODES_PROMISES if most["nodes"] > 1 else ())
+    if min(run["nodes"] for run in results) > 1:
+        raise Unreadable(f"{directory}: no run on one node, which those on several must equal")
     report = {
-        "schema": 1, "params": first["params"], "ranks": first["world"], "nodes": 1,
+        "schema": 1, "params": first["params"], "ranks": first["world"],
+        "nodes": most["nodes"],
         "steps": first["steps"], "bucket_bytes": first["bucket_bytes"],
         "device": first["device"],
         "runs": normal, "extra_runs": [run for run in results if run not in normal],
@@ -267,7 +342,7 @@ def collect(directory):
             "max_rel_diff": max(largest_difference(run["loss"], reference["loss"])
                                 for run in results),
             "plain_max_rel_diff": largest_difference(plain["loss"], reference["loss"])},
-        "promises": {promise: promise not in problems.broken for promise in PROMISES},
+        "promises": {promise: promise not in problems.broken for promise in promises},
     }
     return report, problems, plain
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The demo's tables T0 to T4, from the dict that report.py puts together; decides nothing."""
+"""The demo's tables T0 to T5, from the dict that report.py puts together; decides nothing."""
 
 SENT = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
 
@@ -113,6 +113,11 @@ def overlap(report, run_name):
         print(f"  on {report['device']}: exposed is all that the rank's stream stood still, and "
               "backward ends when it is enqueued")
     times(report["runs"], run_name)
+    elsewhere = [run for run in report["extra_runs"]
+                 if run["gather"] == "private" and not run["link_bytes_per_s"]]
+    if elsewhere:
+        print("  ranks elsewhere:")
+        times(elsewhere, run_name)
     paced = [run for run in report["extra_runs"] if run["link_bytes_per_s"]]
     if not paced:
         return
@@ -150,6 +155,23 @@ def stage3(report, run_name):
     table(["memory of", "params", "gradients", "buckets", "gathered", "optimizer", "sum"], rows)
 
 
+def nodes(report, runs, run_name):
+    title("T5  bytes that cross nodes in a step, sent by all nodes: counted | expected from names, "
+          "shapes and places alone")
+    rows = []
+    for run in runs:
+        for kind in SENT:
+            counted, wanted = run["cross_node_bytes"][kind], run["expected_cross_node_bytes"][kind]
+            if counted or wanted:
+                rows.append([run_name(run), " ".join(map(str, run["node_of_rank"])), kind,
+                             f"{number(counted)} | {number(wanted)}",
+                             f"{counted / (4 * report['params']):.2f}",
+                             "ok" if counted == wanted else f"{counted / max(wanted, 1):.2f} x"])
+    table(["run", "node of each rank", "kind", "cross-node bytes", "in Ψ", ""], rows)
+    print("  stage 3 plans to gather each slice twice, once for all ranks of a node; a rank copies "
+          "from others of its node what they still hold, which may save the second time")
+
+
 def print_all(report, plain, broken, run_name):
     runs = report["runs"] + report["extra_runs"]
     pattern(report, runs, run_name)
@@ -157,6 +179,8 @@ def print_all(report, plain, broken, run_name):
     losses(report, plain, runs, run_name)
     overlap(report, run_name)
     stage3(report, run_name)
+    if report["nodes"] > 1:
+        nodes(report, runs, run_name)
     print()
     for promise, kept in report["promises"].items():
         print(f"  {'kept  ' if kept else 'BROKEN'}  {promise}")

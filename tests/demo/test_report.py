@@ -10,6 +10,7 @@ import hashlib
 import importlib.util
 import json
 import pathlib
+import shutil
 import subprocess
 import sys
 
@@ -43,7 +44,7 @@ def counters(stage):
         kinds[kind] = {"calls": calls * STEPS, "payload_bytes": payload * STEPS,
                        "padding_bytes": padding * STEPS,
                        "ring_bytes": STEPS * (2 * once if kind == "all_reduce" else once),
-                       "moved_bytes": payload * STEPS}
+                       "moved_bytes": payload * STEPS, "cross_node_bytes": 0}
     kinds["control"]["calls"] = STEPS + 1  # a barrier before the first step
     return kinds
 
@@ -243,3 +244,102 @@ def test_runs_that_are_not_comparable(demo):
     change(demo, "mapped", lambda result: result.update(seed=2))
     out = run_report(demo)
     assert out.returncode == 2 and "runs differ in seed" in out.stderr
+
+
+# ---- several nodes -------------------------------------------------------------------------------
+
+# Each of two ranks has a node: half of all buckets, padding included, goes either way.
+CROSS = {0: {"all_reduce": 2 * 256}, 1: {"reduce_scatter": 256, "all_gather": 256},
+         2: {"reduce_scatter": 256, "all_gather": 256},
+         3: {"reduce_scatter": 384, "all_gather": 768}}
+
+
+def on_nodes(directory, stage):
+    """The run's ranks on nodes 0 and 1."""
+    for rank in (0, 1):
+        path = directory / f"rank-{rank}.json"
+        result = json.loads(path.read_text())
+        for kind, both in CROSS[stage].items():
+            result["stats"]["kinds"][kind]["cross_node_bytes"] = both // 2 * STEPS
+        path.write_text(json.dumps(result))
+    (directory / "nodes").write_text("0 1\n")
+
+
+@pytest.fixture
+def nodes_demo(demo):
+    for stage in range(4):
+        for overlap in (True, False):
+            on_nodes(demo / f"s{stage}-{overlap}", stage)
+    write(demo / "one-node", run_of(2, True))
+    return demo
+
+
+def test_runs_on_two_nodes_keep_all_promises(nodes_demo):
+    out = run_report(nodes_demo, "--json", str(nodes_demo / "out.json"))
+    assert out.returncode == 0, out.stdout + out.stderr
+    result = json.loads((nodes_demo / "out.json").read_text())
+    jsonschema.validate(result, json.loads((HERE / "schema.json").read_text()))
+    assert result["nodes"] == 2 and {run["nodes"] for run in result["runs"]} == {2}
+    for run in result["runs"]:
+        crossed = {kind: count for kind, count in run["cross_node_bytes"].items() if count}
+        assert crossed == CROSS[run["stage"]] and run["node_of_rank"] == [0, 1]
+    assert result["promises"]["crosses_as_planned"] and result["promises"]["nodes_bitwise"]
+    assert "T5  bytes that cross nodes" in out.stdout and "stage 3 on 2 nodes" in out.stdout
+
+
+def test_a_sum_that_crosses_once_too_often(nodes_demo):
+    change(nodes_demo, "s2-True", count("reduce_scatter", "cross_node_bytes", 4), ranks=(1,))
+    assert list(broken_on_nodes(nodes_demo)) == ["crosses_as_planned"]
+
+
+def test_a_slice_that_crosses_too_seldom(nodes_demo):
+    change(nodes_demo, "s2-True", count("all_gather", "cross_node_bytes", -4), ranks=(1,))
+    assert list(broken_on_nodes(nodes_demo)) == ["crosses_as_planned"]
+
+
+def test_what_crosses_depends_on_who_still_holds_a_slice_in_stage_3_alone(nodes_demo):
+    """By hand: of three ranks two share node 0. A slice has 16 elements at least, a bucket three:
+    the parameters have one each, and each slice 64 bytes."""
+    parameters = report.plan.read_model(nodes_demo / "model.tsv")
+    once = 2 * 3 * 64
+    rank = {"stage": 2, "world": 3, "bucket_bytes": 128, "micro_steps": 1,
+            "node_of_rank": [0, 0, 1]}
+    assert report.may_cross(rank, parameters)["all_gather"] == (once,) * 3
+    # Node 0 sends one sum of two for the one slice of node 1, which sends its own for two.
+    assert report.may_cross(rank, parameters)["reduce_scatter"] == (once,) * 3
+    rank["stage"] = 3
+    assert report.may_cross(rank, parameters)["all_gather"] == (once, 2 * once, 4 * once)
+
+
+def test_what_may_cross_is_judged_at_both_ends():
+    ranks = [{"stats": {"kinds": {kind: {"cross_node_bytes": 400 if kind == "all_gather" else 0}
+                                  for kind in report.KINDS}}, "steps": 2} for _ in range(3)]
+    for least, most, right in ((600, 600, True), (300, 601, True), (601, 700, False),
+                               (0, 599, False)):
+        bounds = {**dict.fromkeys(report.KINDS, (0, 0, 0)), "all_gather": (least, least, most)}
+        problems = report.Problems()
+        assert report.crossed("run", ranks, bounds, problems)["all_gather"] == 600
+        assert (not problems.broken) == right
+
+
+def test_other_parameters_than_on_one_node(nodes_demo):
+    change(nodes_demo, "one-node", lambda result: None, content="other")
+    assert "nodes_bitwise" in broken_on_nodes(nodes_demo)
+
+
+def test_nothing_to_compare_several_nodes_with(nodes_demo):
+    for name in ("one-node", "mapped", "paced-on", "paced-off"):
+        shutil.rmtree(nodes_demo / name)
+    out = run_report(nodes_demo)
+    assert out.returncode == 2 and "no run on one node" in out.stderr
+
+
+def test_places_that_are_none(nodes_demo):
+    (nodes_demo / "s0-True" / "nodes").write_text("0\n")
+    out = run_report(nodes_demo)
+    assert out.returncode == 2 and "are not the nodes of 2 ranks" in out.stderr
+
+
+def broken_on_nodes(demo):
+    _, problems, _ = report.collect(demo)
+    return problems.broken

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""demo.sh on several nodes: the same promises, the bits of one node, and what crosses; and that
+nothing stays behind, the network least of all.
+ctest: label=nodes timeout=300
+"""
+import json
+import pathlib
+import re
+import shutil
+import signal
+import time
+
+import jsonschema
+import pytest
+
+from test_demo import (DEADLINE_S, SOURCE, TINY, nothing_left, processes_of, run, short_dir,
+                       start)  # noqa: F401  pylint: disable=unused-import
+
+needs_mpi = pytest.mark.skipif(not shutil.which("mpirun"), reason="no MPI is installed")
+
+
+def namespaces():
+    """Network namespaces that processes are in."""
+    found = set()
+    for path in pathlib.Path("/proc").glob("[0-9]*/ns/net"):
+        try:
+            found.add(path.readlink())
+        except OSError:
+            continue
+    return found
+
+
+@needs_mpi
+def test_two_nodes_keep_the_promises(short_dir, tmp_path):
+    before = namespaces()
+    code, out, errors = run(short_dir, *TINY, "--ranks", "4", "--nodes", "2", "--bucket", "20000",
+                            "--json", str(tmp_path / "demo.json"))
+    assert code == 0, out + errors
+    assert "BROKEN" not in out and re.search(r"^T5  ", out, re.M)
+    result = json.loads((tmp_path / "demo.json").read_text())
+    jsonschema.validate(result, json.loads((SOURCE / "tests/demo/schema.json").read_text()))
+    assert result["nodes"] == 2 and all(result["promises"].values())
+    assert set(result["promises"]) >= {"crosses_as_planned", "nodes_bitwise"}
+    runs = result["runs"] + result["extra_runs"]
+    assert len(result["runs"]) == 8 and {tuple(r["node_of_rank"]) for r in result["runs"]} == {
+        (0, 0, 1, 1)}
+    assert {tuple(r["node_of_rank"]) for r in runs} == {(0,) * 4, (0, 0, 1, 1), (0, 1, 0, 1)}
+    assert len({(tuple(r["loss"]), r["params_sha256"]) for r in runs}) == 1
+    # Aligned blocks send one partial sum for two ranks: half of what ranks in turn do.
+    sums = {(r["stage"], tuple(r["node_of_rank"])): r["cross_node_bytes"]["reduce_scatter"]
+            for r in runs}
+    for stage in (1, 2, 3):
+        assert 2 * sums[stage, (0, 0, 1, 1)] == sums[stage, (0, 1, 0, 1)] > 0
+    assert nothing_left(short_dir) and namespaces() <= before
+
+
+@needs_mpi
+def test_an_interrupted_demo_leaves_no_node(short_dir):
+    before = namespaces()
+    process = start(short_dir, "--hidden", "16", "--steps", "2000", "--ranks", "2", "--nodes", "2",
+                    "--text", str(SOURCE / "LICENSE"))
+    deadline = time.monotonic() + DEADLINE_S
+    while not any("--rank 1" in line for line in processes_of(short_dir)):
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert nothing_left(short_dir) and namespaces() <= before
+
+
+@pytest.mark.parametrize("args, message", [
+    (["--nodes", "0"], "--nodes 0: must be a whole number from 1 to 16"),
+    (["--nodes", "3", "--ranks", "2"], "--nodes 3: needs a rank for each; --ranks is 2"),
+    (["--nodes", "2", "--device", "cuda"], "--nodes goes with --device host"),
+])
+def test_bad_options(short_dir, args, message):
+    code, out, errors = run(short_dir, *args)
+    assert (code, out) == (64, "") and message in errors
+    assert nothing_left(short_dir)
