@@ -2,8 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # The whole record of this machine: every op, dtype and peer, into results/NAME-*.json, and plots of
-# the collectives beside them. Half an hour on a quiet machine; results/README.md says how to read
-# it.
+# the collectives beside them. Three quarters of an hour; README.md says how to read it.
 #
 #   tests/bench/record.sh NAME [BUILD [OPTION...]]
 #

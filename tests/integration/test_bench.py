@@ -378,6 +378,45 @@ def test_a_plot_that_cannot_be_written_is_told(place, tmp_path):
     assert "cannot write the plot" in done.stderr and "latency" in done.stdout
 
 
+# ---- a record ----------------------------------------------------------------------------------
+
+RECORD = SOURCE / "tests/bench/record.sh"
+
+
+def record(tmp_path, says, *args):
+    """record.sh with a double of gwbench that says so; its ops and options are in the log."""
+    gwbench = tmp_path / "build/client/bench/gwbench"
+    gwbench.parent.mkdir(parents=True)
+    gwbench.write_text(f'#!/bin/sh\necho "$*" >>{tmp_path}/log\n{says}\n')
+    gwbench.chmod(0o755)
+    (tmp_path / "results").mkdir()
+    return subprocess.run([RECORD, *args], capture_output=True, text=True, timeout=60,
+                          env={**os.environ, "GWBENCH_RESULTS": str(tmp_path / "results")})
+
+
+def test_a_record_holds_every_op(tmp_path):
+    done = record(tmp_path, "echo {}", "quiet-one", tmp_path / "build", "--rounds", "9")
+    assert done.returncode == 0, done.stderr
+    runs = [line.split() for line in (tmp_path / "log").read_text().splitlines()]
+    assert {run[0] for run in runs} == set(OPS)
+    assert all("--json" in run and run[run.index("--rounds") + 1] == "9" for run in runs)
+    # all-gather is measured both ways.
+    assert len(list((tmp_path / "results").glob("quiet-one-*.json"))) == len(OPS) + 1 == len(runs)
+
+
+def test_a_record_that_fails_leaves_no_half_a_document(tmp_path):
+    done = record(tmp_path, "echo half; exit 1", "quiet-one", tmp_path / "build")
+    assert done.returncode == 1 and list((tmp_path / "results").iterdir()) == []
+
+
+@pytest.mark.parametrize("args, code, told", [
+    ([], 64, "usage"), (["No Name"], 64, "usage"), (["a", "none"], 69, "build it")])
+def test_wrong_use_of_the_record(tmp_path, args, code, told):
+    done = subprocess.run([RECORD, *args], capture_output=True, text=True, timeout=60,
+                          cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (code, "") and told in done.stderr
+
+
 # ---- what it refuses ---------------------------------------------------------------------------
 
 @pytest.mark.parametrize("args, told", [

@@ -7,7 +7,8 @@ import subprocess
 import pytest
 
 ROOT = pathlib.Path(os.environ.get("GRADWIRE_SOURCE") or pathlib.Path(__file__).parents[2])
-SCRIPTS = [ROOT / "check.sh", ROOT / "demo.sh", ROOT / "cmake/deps.sh", ROOT / ".ci/run"]
+SCRIPTS = [ROOT / "check.sh", ROOT / "demo.sh", ROOT / "cmake/deps.sh", ROOT / ".ci/run",
+           ROOT / "tests/bench/record.sh"]
 
 
 def bash(text, *args, **options):
