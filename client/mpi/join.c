@@ -55,30 +55,27 @@ static int agree(MPI_Comm comm, int rank, int size, int r)
     return gw_private_error(code, told);
 }
 
-static int check_node(MPI_Comm comm, int rank, int size)
+/* How many nodes the ranks are on: as many as ranks that are the first of theirs. */
+static int count_nodes(MPI_Comm comm, int *ret_nodes)
 {
-    char text[TEXT_BYTES];
     MPI_Comm node;
-    int here = 0;
+    int place = 0, first;
     int r;
 
     r = check("MPI_Comm_split_type",
               MPI_Comm_split_type(comm, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &node));
     if (r < 0)
         return r;
-    r = check("MPI_Comm_size", MPI_Comm_size(node, &here));
+    r = check("MPI_Comm_rank", MPI_Comm_rank(node, &place));
     MPI_Comm_free(&node);
-    if (r < 0 || here == size)
-        return r;
-    (void)snprintf(text, sizeof(text),
-                   "%d of the communicator's %d ranks are on rank %d's node; this release's jobs "
-                   "are on one node: make a communicator of each with MPI_Comm_split_type",
-                   here, size, rank);
-    return gw_private_error(GW_E_UNIMPLEMENTED, text);
+    first = place == 0;
+    if (r == 0)
+        r = check("MPI_Allreduce", MPI_Allreduce(&first, ret_nodes, 1, MPI_INT, MPI_SUM, comm));
+    return r;
 }
 
 /* A copy with the communicator's numbers. */
-static int take_options(const struct gw_job_options *given, int rank, int size,
+static int take_options(const struct gw_job_options *given, int rank, int size, int nodes,
                         struct gw_job_options *ret_options)
 {
     char text[TEXT_BYTES];
@@ -99,6 +96,8 @@ static int take_options(const struct gw_job_options *given, int rank, int size,
     ret_options->struct_size = sizeof(*ret_options);
     ret_options->rank = (uint32_t)rank;
     ret_options->world = (uint32_t)size;
+    if (ret_options->nodes == 0)
+        ret_options->nodes = (uint32_t)nodes;
     return 0;
 }
 
@@ -139,7 +138,7 @@ static int give_up(gw_job *job, int r)
 int gw_mpi_join(MPI_Comm comm, const struct gw_job_options *options, gw_job **ret_job)
 {
     struct gw_job_options taken;
-    int rank = 0, size = 0, ready = 0;
+    int rank = 0, size = 0, nodes = 0, ready = 0;
     gw_job *job = NULL;
     int r;
 
@@ -152,11 +151,11 @@ int gw_mpi_join(MPI_Comm comm, const struct gw_job_options *options, gw_job **re
         r = check("MPI_Comm_size", MPI_Comm_size(comm, &size));
     if (r < 0)
         return r;
-    r = check_node(comm, rank, size);
+    r = count_nodes(comm, &nodes);
     if (r == 0 && !ret_job)
         r = gw_private_error(GW_E_INVALID, "ret_job is NULL");
     if (r == 0)
-        r = take_options(options, rank, size, &taken);
+        r = take_options(options, rank, size, nodes, &taken);
     r = agree(comm, rank, size, r);
     if (r < 0)
         return r;

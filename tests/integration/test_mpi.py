@@ -32,7 +32,7 @@ def program(request, tmp_path_factory):
     return name, path
 
 
-def launch(program, socket, what, ranks=RANKS):
+def launch(program, socket, what, ranks=RANKS, more=()):
     name, path = program
     command = [f"mpirun.{name}", "-n", str(ranks)]
     env = {**os.environ, "GRADWIRE_SOCKET": str(socket)}
@@ -40,7 +40,7 @@ def launch(program, socket, what, ranks=RANKS):
         command += ["--oversubscribe"]
         env.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
                    OMPI_MCA_btl_vader_single_copy_mechanism="none")
-    done = subprocess.run([*command, path, what], env=env, capture_output=True, text=True,
+    done = subprocess.run([*command, path, what, *more], env=env, capture_output=True, text=True,
                           timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     return sorted(done.stdout.split("\n"))[1:]
@@ -63,6 +63,21 @@ def test_one_rank_that_fails_is_told_to_all(daemon, program):
     lines = launch(program, daemon.socket, "null")
     assert lines == [f"rank {r} gw_mpi_join GW_E_INVALID: rank 1: ret_job is NULL"
                      for r in range(RANKS)]
+
+
+@pytest.mark.skipif(not (ROOT / "daemon/engine/nodes.c").exists(),
+                    reason="engines know nothing of other nodes yet")
+@pytest.mark.parametrize("nodes", [2, 3])
+def test_a_communicator_of_several_nodes_is_a_job(make_nodes, program, nodes):
+    """MPI sees one node; the caller says how many there are."""
+    sockets = [str(daemon.socket) for daemon in make_nodes(nodes)]
+    assert launch(program, sockets[0], "nodes", more=sockets) == [
+        f"rank {r} of generation 1, nodes" for r in range(RANKS)]
+
+
+def test_ranks_that_mpi_sees_on_one_node_are_a_job_of_one(daemon, program):
+    assert launch(program, daemon.socket, "nodes", more=[str(daemon.socket)]) == [
+        f"rank {r} of generation 1, one node" for r in range(RANKS)]
 
 
 def test_no_daemon_is_told_to_all(program, tmp_path):

@@ -6,6 +6,8 @@
  *   halves   two communicators at once, each a job of its own
  *   numbers  rank 2 says that it is rank 1
  *   null     rank 1 gives no place for the job
+ *   nodes A B ...   rank i goes to the gradwired at the i-th socket; says its rank and generation,
+ *            and whether the job's id holds an address
  * "ok" from rank 0, or from every rank the error's name and text.
  */
 #include <gradwire/mpi.h>
@@ -56,6 +58,25 @@ static void add_up(MPI_Comm comm, gw_job *job)
     check("gw_wait", gw_wait(job, token, LIMIT));
 }
 
+/* Sockets of other gradwireds on this machine, which MPI takes for one node. */
+static int join_apart(struct gw_job_options options, int sockets, char **socket)
+{
+    struct gw_job_id id;
+    gw_job *job = NULL;
+
+    options.nodes = (uint32_t)sockets;
+    options.socket_path = socket[world_rank % sockets];
+    check("gw_mpi_join", gw_mpi_join(MPI_COMM_WORLD, &options, &job));
+    check("gw_job_wait_ready", gw_job_wait_ready(job, LIMIT));
+    check("gw_job_get_id", gw_job_get_id(job, &id));
+    add_up(MPI_COMM_WORLD, job);
+    printf("rank %u of generation %u, %s\n", gw_job_rank(job), gw_job_generation(job),
+           id.bytes[5] ? "nodes" : "one node");
+    gw_job_close(job);
+    MPI_Finalize();
+    return 0;
+}
+
 int main(int argc, char **argv)
 {
     struct gw_job_options options = {.struct_size = sizeof(options), .linger_ns = -1};
@@ -65,6 +86,8 @@ int main(int argc, char **argv)
 
     MPI_Init(&argc, &argv);
     MPI_Comm_rank(comm, &world_rank);
+    if (strcmp(what, "nodes") == 0)
+        return join_apart(options, argc - 2, argv + 2);
     if (strcmp(what, "halves") == 0)
         MPI_Comm_split(MPI_COMM_WORLD, world_rank % 2, -world_rank, &comm);
     if (strcmp(what, "numbers") == 0 && world_rank == 2)
