@@ -26,8 +26,8 @@ extern "C" {
 /* Collective over comm, as every MPI collective: all its ranks call it. comm's rank 0 creates the
  * job, the others join it; options->rank and world are comm's (leave them 0), what only the creator
  * says counts on rank 0. options->nodes 0: as many as MPI_COMM_TYPE_SHARED tells apart. All ranks
- * return alike: 0, or the error of the lowest rank that failed, whose message names it; then nothing
- * is left of the job anywhere. GW_E_IO: MPI itself failed. */
+ * return alike: 0, or the error of the lowest rank that failed, whose message names it; then
+ * nothing is left of the job anywhere. GW_E_IO: MPI itself failed. */
 GW_API int gw_mpi_join(MPI_Comm comm, const struct gw_job_options *options, gw_job **ret_job);
 
 #ifdef __cplusplus

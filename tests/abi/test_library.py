@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The client libraries export what their headers declare, and cannot do what they promised not to.
 
-libgradwire has the calls on a job, those of <gradwire/cuda.h> too; libgradwire-cuda, built where
-CUDA's headers are, has those that make and free a device, and links no CUDA library;
+libgradwire has the calls on a job, those of <gradwire/cuda.h> and launch.h too; libgradwire-cuda,
+built where CUDA's headers are, has those that make and free a device, and links no CUDA library;
 libgradwire-deepspeed has those of <gradwire/deepspeed.h>, and jansson, which no other one needs;
 libgradwire-mpich and libgradwire-openmpi have that of <gradwire/mpi.h>, and their MPI."""
 import os
@@ -64,7 +64,7 @@ def library(request):
 
 
 def test_exports_exactly_the_declared_calls(library):
-    everything = declared("gradwire.h") | declared("cuda.h")
+    everything = declared("gradwire.h") | declared("cuda.h") | declared("launch.h")
     assert len(declared("gradwire.h")) > 40 and len(declared("cuda.h")) > 5
     assert OF_CUDA_LIBRARY < declared("cuda.h")
     if library == CUDA_LIBRARY:
