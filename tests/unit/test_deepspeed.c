@@ -159,7 +159,9 @@ static void the_loss_scaler_is_configured(void **state)
 #define FP16(inside) "{\"fp16\": {\"enabled\": true, " inside "}}"
     assert_refused(FP16("\"initial_scale_power\": 128"), "fp16.initial_scale_power must be");
     assert_refused(FP16("\"loss_scale\": -1"), "fp16.loss_scale must be above 0");
+    assert_refused(FP16("\"loss_scale\": 1e39"), "fp16.loss_scale must be above 0 and at most");
     assert_refused(FP16("\"loss_scale_window\": 0"), "fp16.loss_scale_window must be 1 to");
+    assert_refused(FP16("\"loss_scale_window\": 3e9"), "fp16.loss_scale_window must be 1 to");
     assert_refused(FP16("\"hysteresis\": 0"), "fp16.hysteresis must be 1 to");
     assert_refused(FP16("\"min_loss_scale\": 0"), "fp16.min_loss_scale must be above 0");
     assert_refused(FP16("\"initial_scale_power\": 2, \"min_loss_scale\": 5"),
@@ -250,6 +252,7 @@ static void batch_sizes_make_micro_steps(void **state)
                    "train_batch_size is 48");
     assert_refused("{\"train_batch_size\": 10}", "do not divide");
     assert_refused("{\"gradient_accumulation_steps\": 0}", "must be 1 to");
+    assert_refused("{\"gradient_accumulation_steps\": 3e9}", "must be 1 to");
     assert_refused("{\"gradient_accumulation_steps\": 2000}", "at most 1024");
 }
 
@@ -296,6 +299,14 @@ static const struct {
     IN_ZERO("offload_optimizer", "{\"device\": \"cpu\"}", REJECTED),
     IN_ZERO("offload_optimizer", "{\"device\": \"none\"}", NOT_NEEDED),
     IN_ZERO("offload_param", "null", NOT_NEEDED),
+    IN_ZERO("offload_param", "\"none\"", NOT_NEEDED), /* turned off, in each way there is */
+    IN_ZERO("offload_param", "\"cpu\"", REJECTED),
+    IN_ZERO("offload_param", "0", NOT_NEEDED),
+    IN_ZERO("offload_param", "0.0", NOT_NEEDED),
+    IN_ZERO("offload_param", "1", REJECTED),
+    IN_ZERO("zenflow", "[]", NOT_NEEDED),
+    IN_ZERO("zenflow", "[0.1]", REJECTED),
+    IN_ZERO("zenflow", "{}", REJECTED),
     IN_ZERO("cpu_offload", "true", REJECTED),
     IN_ZERO("cpu_offload", "false", NOT_NEEDED),
     IN_ZERO("zero_quantized_weights", "true", REJECTED),
@@ -404,8 +415,55 @@ static void wrong_types_and_ranges_are_told_by_name(void **state)
     assert_refused("{\"data_types\": {\"grad_accum_dtype\": \"half\"}}", "must be fp32, fp16");
     assert_refused(ZERO("\"stage3_param_persistence_threshold\": 1e15"), "too large");
     assert_refused(ZERO("\"stage3_max_reuse_distance\": 1e15"), "too large");
+    assert_refused(ZERO("\"stage3_max_live_parameters\": 1e15"), "live_parameters is too large");
+    assert_refused(ZERO("\"stage3_prefetch_bucket_size\": 1e15"), "bucket_size is too large");
+    assert_refused(ZERO("\"reduce_bucket_size\": 5.5"), "must be a whole number");
+    assert_refused(ZERO("\"reduce_bucket_size\": true"), "must be a whole number");
+    assert_refused("{\"gradient_clipping\": \"1\"}", "must be a number");
+    assert_refused("{\"communication_data_type\": 32}", "must be a text");
     assert_refused("{\"zero_optimization\": 3}", "zero_optimization must be an object");
     assert_refused("{\"fp16\": true}", "fp16 must be an object");
+}
+
+/* A name that no key can have is told, cut, and not taken for one that begins alike. */
+static void names_that_are_too_long_are_told(void **state)
+{
+    char name[400], text[500];
+
+    (void)state;
+    memset(name, 'n', sizeof(name) - 1);
+    name[sizeof(name) - 1] = '\0';
+    (void)snprintf(text, sizeof(text), "{\"fp16\": {\"%s\": 1}}", name);
+    assert_refused(text, "is too long for a key");
+    assert_non_null(strstr(error, "fp16.nnn"));
+}
+
+/* null is as good as no key: the default is told. */
+static void null_leaves_the_default(void **state)
+{
+    struct deepspeed *config = parse(ZERO("\"reduce_bucket_size\": null"));
+
+    (void)state;
+    assert_int_equal(find(&config->keys, "zero_optimization.reduce_bucket_size")->status,
+                     DEEPSPEED_NOT_NEEDED);
+    assert_string_equal(find(&config->defaults, "zero_optimization.reduce_bucket_size")->value,
+                        "500000000");
+    assert_int_equal(config->options.bucket_bytes, 2000000000u);
+    deepspeed_free(config);
+}
+
+/* What the caller says comes first, and the plan says so of the file's. */
+static void the_callers_micro_steps_come_first(void **state)
+{
+    struct deepspeed *config;
+
+    (void)state;
+    given.micro_steps = 7;
+    config = parse("{\"gradient_accumulation_steps\": 5}");
+    assert_int_equal(config->options.micro_steps, 7);
+    assert_non_null(strstr(find(&config->keys, "gradient_accumulation_steps")->meaning,
+                           "micro_steps 7"));
+    deepspeed_free(config);
 }
 
 static void contradictions_are_refused(void **state)
@@ -540,6 +598,9 @@ int main(void)
         TEST(diagnostics_never_change_the_schedule),
         TEST(what_is_not_json_is_told_with_line_and_column),
         TEST(wrong_types_and_ranges_are_told_by_name),
+        TEST(names_that_are_too_long_are_told),
+        TEST(null_leaves_the_default),
+        TEST(the_callers_micro_steps_come_first),
         TEST(contradictions_are_refused),
         TEST(half_precision_halves_the_sizes),
         TEST(the_callers_dtypes_come_first),

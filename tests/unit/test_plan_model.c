@@ -8,6 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
@@ -103,6 +104,17 @@ static size_t write_file(const char *header, uint64_t header_bytes)
     return 8 + strlen(header);
 }
 
+static void assert_header_refused(const char *header, uint64_t header_bytes, const char *message)
+{
+    size_t bytes = write_file(header, header_bytes);
+    struct model *model = NULL;
+    int r = model_parse_safetensors(file, bytes, "m.st", &model, error, sizeof(error));
+
+    assert_null(model);
+    if (r != GW_E_INVALID || !strstr(error, message))
+        fail_msg("%s: %d, \"%s\"; expected \"%s\"", header, r, error, message);
+}
+
 static void tensors_are_grouped_by_the_layers_number(void **state)
 {
     static const char header[] =
@@ -150,6 +162,83 @@ static void names_have_a_length(void **state)
     }
 }
 
+/* One parameter more than a job takes, in a list that is well-formed otherwise. */
+static void a_list_has_a_length(void **state)
+{
+    static const char row[] = "a\t1\n";
+    size_t bytes = (size_t)(MODEL_PARAMS_MAX + 1) * (sizeof(row) - 1);
+    char *text = malloc(bytes);
+
+    (void)state;
+    assert_non_null(text);
+    for (size_t at = 0; at < bytes; at += sizeof(row) - 1)
+        memcpy(text + at, row, sizeof(row) - 1);
+    assert_text_refused(text, bytes, "m.tsv:1048577:1: more than 1048576 parameters");
+    free(text);
+}
+
+/* Of a type that nobody here knows, its length cannot be judged: counted as fp32, and told. */
+static void unknown_types_are_told(void **state)
+{
+    static const char header[] =
+        "{\"a\": {\"dtype\": \"F4\", \"shape\": [3], \"data_offsets\": [0, 2]}}";
+    size_t bytes = write_file(header, strlen(header));
+    struct model *model = NULL;
+
+    (void)state;
+    assert_int_equal(model_parse_safetensors(file, bytes, "m.st", &model, error, sizeof(error)), 0);
+    assert_param(model, 0, "a", "a", 3);
+    assert_true(model->other_dtypes);
+    assert_int_equal(model->params[0].dtype, GW_DTYPE_FP32);
+    model_free(model);
+}
+
+/* Of a type that is known, but none of ours, its length is judged. */
+static void other_types_are_counted_as_fp32(void **state)
+{
+    static const char header[] =
+        "{\"a\": {\"dtype\": \"I64\", \"shape\": [3], \"data_offsets\": [0, 24]}}";
+    size_t bytes = write_file(header, strlen(header));
+    struct model *model = NULL;
+
+    (void)state;
+    assert_int_equal(model_parse_safetensors(file, bytes, "m.st", &model, error, sizeof(error)), 0);
+    assert_param(model, 0, "a", "a", 3);
+    assert_true(model->other_dtypes);
+    model_free(model);
+}
+
+/* Within a unit the data's order counts, not the header's. */
+static void tensors_of_a_unit_are_in_the_files_order(void **state)
+{
+    static const char header[] =
+        "{\"h.0.z\": {\"dtype\": \"F32\", \"shape\": [1], \"data_offsets\": [8, 12]}, "
+        "\"h.0.y\": {\"dtype\": \"F32\", \"shape\": [1], \"data_offsets\": [4, 8]}, "
+        "\"h.0.x\": {\"dtype\": \"F32\", \"shape\": [1], \"data_offsets\": [0, 4]}}";
+    size_t bytes = write_file(header, strlen(header));
+    struct model *model = NULL;
+
+    (void)state;
+    assert_int_equal(model_parse_safetensors(file, bytes, "m.st", &model, error, sizeof(error)), 0);
+    assert_param(model, 0, "h.0.x", "h.0", 1);
+    assert_param(model, 1, "h.0.y", "h.0", 1);
+    assert_param(model, 2, "h.0.z", "h.0", 1);
+    model_free(model);
+}
+
+static void tensors_names_have_a_length(void **state)
+{
+    char name[MODEL_NAME_MAX + 2], header[MODEL_NAME_MAX + 100];
+
+    (void)state;
+    memset(name, 'n', sizeof(name) - 1);
+    name[sizeof(name) - 1] = '\0';
+    (void)snprintf(header, sizeof(header),
+                   "{\"%s\": {\"dtype\": \"F32\", \"shape\": [], \"data_offsets\": [0, 4]}}",
+                   name);
+    assert_header_refused(header, strlen(header), "a name has 1 to 255 bytes");
+}
+
 /* Leading zeros and long numbers do not change the order; equal offsets go by name. */
 static void layers_are_numbers(void **state)
 {
@@ -168,17 +257,6 @@ static void layers_are_numbers(void **state)
     for (uint32_t i = 0; i < 5; i++)
         assert_string_equal(model->params[i].name, want[i]);
     model_free(model);
-}
-
-static void assert_header_refused(const char *header, uint64_t header_bytes, const char *message)
-{
-    size_t bytes = write_file(header, header_bytes);
-    struct model *model = NULL;
-    int r = model_parse_safetensors(file, bytes, "m.st", &model, error, sizeof(error));
-
-    assert_null(model);
-    if (r != GW_E_INVALID || !strstr(error, message))
-        fail_msg("%s: %d, \"%s\"; expected \"%s\"", header, r, error, message);
 }
 
 static void wrong_headers_are_refused(void **state)
@@ -224,6 +302,11 @@ int main(void)
         cmocka_unit_test(wrong_headers_are_refused),
         cmocka_unit_test(layers_are_numbers),
         cmocka_unit_test(names_have_a_length),
+        cmocka_unit_test(a_list_has_a_length),
+        cmocka_unit_test(unknown_types_are_told),
+        cmocka_unit_test(other_types_are_counted_as_fp32),
+        cmocka_unit_test(tensors_of_a_unit_are_in_the_files_order),
+        cmocka_unit_test(tensors_names_have_a_length),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
