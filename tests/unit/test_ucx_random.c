@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Random ops of all kinds, over ranks that are placed on nodes in many ways: each node's memory is,
- * bit for bit, what the local fabric leaves there when all ranks are in one process, and each rank's
- * figures are the same.
+ * bit for bit, what the local fabric leaves there when all ranks are in one process, and each
+ * rank's figures are the same.
  * ctest: timeout=120 link=gw_fabric_ucx
  */
 #include "tests/unit/ucx_nodes.h"

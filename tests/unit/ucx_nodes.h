@@ -2,7 +2,8 @@
 /*
  * Nodes for the tests of the ucx fabric: each is a process, forked by the test, with a host device
  * and a ucx fabric of its own. They meet in shared memory, where a node leaves its address and
- * waits for the others. A node says what is wrong on stderr and exits; the test looks at how all ended.
+ * waits for the others. A node says what is wrong on stderr and exits; the test looks at how all
+ * ended.
  */
 #ifndef GW_TESTS_UCX_NODES_H
 #define GW_TESTS_UCX_NODES_H
