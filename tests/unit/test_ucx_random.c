@@ -418,49 +418,49 @@ static void check_case(struct random_case *what)
 static void aligned_blocks(void **state)
 {
     (void)state;
-    check_case(&(struct random_case){"aligned", 2, 4, 12, 1, 700000, {0, 0, 1, 1}});
+    check_case(&(struct random_case){"aligned", 2, 4, 8, 1, 700000, {0, 0, 1, 1}});
 }
 
 static void interleaved(void **state)
 {
     (void)state;
-    check_case(&(struct random_case){"interleaved", 2, 4, 12, 2, 300000, {0, 1, 0, 1}});
+    check_case(&(struct random_case){"interleaved", 2, 4, 6, 2, 300000, {0, 1, 0, 1}});
 }
 
 static void one_and_three(void **state)
 {
     (void)state;
-    check_case(&(struct random_case){"one and three", 2, 4, 12, 3, 300000, {0, 1, 1, 1}});
-    check_case(&(struct random_case){"three and one", 2, 4, 12, 4, 300000, {1, 1, 1, 0}});
+    check_case(&(struct random_case){"one and three", 2, 4, 6, 3, 300000, {0, 1, 1, 1}});
+    check_case(&(struct random_case){"three and one", 2, 4, 6, 4, 300000, {1, 1, 1, 0}});
 }
 
 static void seven_and_eight(void **state)
 {
     (void)state;
     check_case(&(struct random_case){
-        "seven and eight", 2, 15, 8, 5, 60000, {0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1}});
+        "seven and eight", 2, 15, 5, 5, 60000, {0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1}});
 }
 
 static void three_nodes(void **state)
 {
     (void)state;
-    check_case(&(struct random_case){"three", 3, 6, 12, 6, 200000, {2, 2, 0, 0, 1, 1}});
-    check_case(&(struct random_case){"three, mixed", 3, 7, 12, 7, 200000, {0, 1, 2, 2, 1, 0, 0}});
+    check_case(&(struct random_case){"three", 3, 6, 6, 6, 200000, {2, 2, 0, 0, 1, 1}});
+    check_case(&(struct random_case){"three, mixed", 3, 7, 6, 7, 200000, {0, 1, 2, 2, 1, 0, 0}});
 }
 
 static void four_nodes(void **state)
 {
     (void)state;
-    check_case(&(struct random_case){"four", 4, 4, 12, 8, 200000, {0, 1, 2, 3}});
+    check_case(&(struct random_case){"four", 4, 4, 6, 8, 200000, {0, 1, 2, 3}});
     check_case(
-        &(struct random_case){"four, uneven", 4, 9, 12, 9, 100000, {0, 0, 0, 0, 1, 1, 2, 3, 0}});
+        &(struct random_case){"four, uneven", 4, 9, 6, 9, 100000, {0, 0, 0, 0, 1, 1, 2, 3, 0}});
 }
 
 /* A node of the job that has no rank in it any more takes part in nothing. */
 static void a_node_without_ranks(void **state)
 {
     (void)state;
-    check_case(&(struct random_case){"without ranks", 3, 4, 8, 10, 100000, {0, 0, 2, 2}});
+    check_case(&(struct random_case){"without ranks", 3, 4, 4, 10, 100000, {0, 0, 2, 2}});
 }
 
 int main(void)

@@ -44,12 +44,13 @@ struct net {
 
     pthread_mutex_t lock; /* what other threads say, up to `asleep` */
     struct net_list posted;
-    struct fabric_nodes nodes; /* as of the last form */
+    struct fabric_nodes asked_nodes; /* as of the last form */
     char failure[GW_TEXT_MAX + 1];
     uint32_t asked_generation;
     bool asked_form, asked_abort, asked_end, refuses;
     bool asleep;
 
+    struct fabric_nodes nodes; /* of the generation */
     uint32_t generation;
     bool open;          /* the generation goes on */
     bool faulted;       /* it has been told; everything is about to end */
