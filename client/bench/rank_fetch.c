@@ -10,7 +10,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { HIT_UNITS = 8 };
+enum { HIT_UNITS = 8, AWAKE_NS = 50000 };
 
 struct fetcher {
     gw_job *job;
@@ -41,12 +41,18 @@ static int fetcher_open(struct worker *worker)
     return r != 0 ? r : rank_seal(worker, f->job, &f->model, &options);
 }
 
-/* Stands for the work between two fetches: long enough for the next unit to be gathered. */
+/* Stands for the work between two fetches: long enough for the next unit to be gathered. Ranks
+ * sleep, for the gather may want their processor, and at last compute, as a rank does that comes to
+ * a fetch: a processor that has just been woken is a slow one. */
 static void compute(uint64_t ns)
 {
     struct timespec t = {(time_t)(ns / 1000000000u), (long)(ns % 1000000000u)};
+    uint64_t until;
 
     (void)nanosleep(&t, NULL);
+    until = bench_now_ns() + AWAKE_NS;
+    while (bench_now_ns() < until)
+        ;
 }
 
 static int one_fetch(struct worker *worker, uint32_t unit, bool all, uint64_t *ret_ns)
