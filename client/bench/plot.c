@@ -15,7 +15,7 @@
 enum {
     WIDTH = 400, /* of a panel, with its axes */
     HEIGHT = 300,
-    LEFT = 56,
+    LEFT = 66,
     TOP = 34,
     RIGHT = 14,
     BOTTOM = 44,
@@ -166,7 +166,7 @@ static void draw_axes(const struct plot *plot, const char *title)
     line(plot, LEFT, HEIGHT - BOTTOM, WIDTH - RIGHT, HEIGHT - BOTTOM, "#000000");
     text(plot, (LEFT + WIDTH - RIGHT) / 2.0, HEIGHT - 8, "middle", "bytes");
     fprintf(plot->file,
-            "<text transform=\"translate(14,%d) rotate(-90)\" text-anchor=\"middle\">"
+            "<text transform=\"translate(12,%d) rotate(-90)\" text-anchor=\"middle\">"
             "bus bandwidth, GB/s</text>\n",
             (TOP + HEIGHT - BOTTOM) / 2);
 }
