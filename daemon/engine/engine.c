@@ -357,7 +357,8 @@ struct engine *engine_free(struct engine *engine)
 {
     if (!engine)
         return NULL;
-    engine->nodes = nodes_free(engine->nodes); /* first: what is sent goes out, and no event comes */
+    /* First: what is sent goes out, and no event comes any more. */
+    engine->nodes = nodes_free(engine->nodes);
     engine->job = job_free(engine->job);
     if (engine->device)
         engine->device_ops->device_free(engine->device);

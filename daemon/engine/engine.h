@@ -170,6 +170,7 @@ struct session {
     struct watch *process;  /* pidfd; NULL: end of file is all we will see */
     struct alarm *alarm;    /* NEW: must have joined by then */
     struct wire_msg *asked; /* NEW, waits for a lease: its JOB_CREATE or JOIN, without the id */
+    bool early; /* `asked` waits for the job's root to be reached */
     struct device_memory *client_page, *engine_page;
     struct submit_reader submit;     /* read from JOINED on */
     struct device_memory *wait_page; /* jobs on GPUs, from its JOIN on */

@@ -97,12 +97,7 @@ int join_make_job(struct engine *engine, struct job_config *config, char text[GW
                        text);
     if (r < 0)
         return r;
-    if (config->nodes && config->kind != GW_DEVICE_HOST) {
-        snprintf(text, GW_TEXT_MAX + 1,
-                 "a job on GPUs has all its ranks on one node in this release: leave nodes at 1");
-        return GW_E_UNIMPLEMENTED;
-    }
-    if (config->nodes)
+    if (config->nodes && config->kind == GW_DEVICE_HOST)
         config->fabric_ops = &fabric_ucx;
     r = engine_make_job(engine, config);
     if (r < 0)
@@ -320,7 +315,7 @@ static struct session *next_early(struct engine *engine)
 
     TAILQ_FOREACH(session, &engine->sessions, link)
     {
-        if (session->asked && !session->doomed)
+        if (session->early && !session->doomed)
             return session;
     }
     return NULL;
@@ -340,6 +335,7 @@ static void on_arrived(struct engine *engine, int code, const char *text)
     while ((session = next_early(engine)) != NULL) {
         struct wire_msg *msg = session->asked;
         session->asked = NULL;
+        session->early = false;
         session->busy = true;
         join_known(session, msg);
         session->busy = false;
@@ -361,6 +357,7 @@ static void join_early(struct session *session, const struct wire_msg *msg)
         session_send_done(session, msg->request, r, "%s", text);
     else
         keep_asked(session, msg);
+    session->early = session->asked != NULL;
 }
 
 void join_join(struct session *session, const struct wire_msg *msg)

@@ -36,7 +36,7 @@ static int propose(struct nodes *nodes, struct nodes_event *event)
 /* A connection that takes no more is told lost, by and by; that is no fault of this engine. */
 static int sent(int r)
 {
-    return r == GW_E_LIMIT ? 0 : r;
+    return r == GW_E_LIMIT || r == GW_E_NOT_FOUND ? 0 : r;
 }
 
 static int on_put(void *user, const struct core_event *event, uint64_t cookie)

@@ -29,7 +29,8 @@
 struct engine;
 struct nodes;
 
-/* Node: the job is made and known to the others; or, code < 0, never will be, and the engine ends. */
+/* Node: the job is made and known to the others; or, code < 0, never will be, and the engine is to
+ * end. */
 typedef void nodes_arrived_fn(struct engine *engine, int code, const char *text);
 
 /* Before the job is made. Root: listens, and writes its address into the engine's id. */

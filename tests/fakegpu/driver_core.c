@@ -261,7 +261,7 @@ static CUresult open_now(void)
 {
     /* Of root's environment, gradwired passes on to engines what begins with CUDA_. */
     const char *path = getenv(getenv("FAKEGPU_SOCKET") ? "FAKEGPU_SOCKET" : "CUDA_FAKEGPU_SOCKET");
-    const char *node = getenv("FAKEGPU_NODE");
+    const char *node = getenv(getenv("FAKEGPU_NODE") ? "FAKEGPU_NODE" : "CUDA_FAKEGPU_NODE");
     const char *leaks = getenv("FAKEGPU_LEAKS"), *queues = getenv("CUDA_DEVICE_MAX_CONNECTIONS");
     struct fg_request request = {.kind = FG_HELLO};
     struct fg_reply reply;

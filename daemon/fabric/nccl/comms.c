@@ -125,6 +125,8 @@ static bool unique_id(struct nccl_world *world, uint32_t rank)
     ncclResult_t result;
     int state;
 
+    if (world->spans)
+        return true;
     if (rank == 0) {
         result = ncclGetUniqueId(&world->id);
         atomic_store_explicit(&world->id_state,
@@ -213,12 +215,13 @@ static void idle(void *arg, int gpu)
 /* ---- loop thread ----------------------------------------------------------------------------- */
 
 static struct nccl_group *group_add(struct nccl_world *world, const uint32_t *members,
-                                    uint32_t count)
+                                    uint32_t count, uint32_t lane)
 {
     struct nccl_group *group = calloc(1, sizeof(*group));
 
     if (!group)
         return NULL;
+    group->lane = lane;
     group->count = count;
     memcpy(group->members, members, count * sizeof(*members));
     group->next = atomic_load_explicit(&world->groups, memory_order_relaxed);
@@ -231,16 +234,38 @@ static int post_all(struct nccl_world *world, struct nccl_group *group,
 {
     int r = 0;
 
-    for (uint32_t rank = 0; r == 0 && rank < world->count; rank++)
-        r = nccl_task_post(
-            &(struct nccl_task){.world = world, .group = group, .rank = rank, .run = run});
+    for (uint64_t left = world->here; r == 0 && left; left &= left - 1)
+        r = nccl_task_post(&(struct nccl_task){.world = world,
+                                               .group = group,
+                                               .rank = (uint32_t)__builtin_ctzll(left),
+                                               .run = run});
     return r;
 }
 
 static int register_group(struct nccl_world *world, const uint32_t *members)
 {
-    world->registered = group_add(world, members, world->count);
+    world->registered = group_add(world, members, world->count, 0);
     return world->registered ? post_all(world, world->registered, run_split) : GW_E_NOMEM;
+}
+
+/* Of several nodes: from the list that the first node made. */
+static int take_id(struct nccl_fabric *fabric, struct nccl_world *world)
+{
+    const struct fabric_nodes *nodes = fabric->config.nodes;
+    uint32_t at = fabric->formed++ * (uint32_t)sizeof(world->id);
+
+    world->spans = nodes != NULL;
+    if (!nodes)
+        return 0;
+    if (at + sizeof(world->id) > nodes->at[0].address_bytes) {
+        cuda_fault(world->device,
+                   "the job has formed %u times, for which its nodes have communicator ids: start "
+                   "a new job",
+                   fabric->formed - 1);
+        return GW_E_LIMIT;
+    }
+    memcpy(&world->id, nodes->at[0].address + at, sizeof(world->id));
+    return 0;
 }
 
 int nccl_world_new(struct nccl_fabric *fabric, struct nccl_world **ret_world)
@@ -260,15 +285,23 @@ int nccl_world_new(struct nccl_fabric *fabric, struct nccl_world **ret_world)
     for (uint32_t rank = 0; rank < world->count; rank++) {
         members[rank] = rank;
         world->idle[rank] = (struct nccl_idle){world, rank};
+        world->here |= (uint64_t)nccl_is_here(fabric, rank) << rank;
     }
-    world->everyone = group_add(world, members, world->count);
+    r = take_id(fabric, world);
+    if (r < 0) {
+        *ret_world = world;
+        return r;
+    }
+    r = GW_E_NOMEM;
+    world->everyone = group_add(world, members, world->count, 0);
     if (world->everyone)
         r = post_all(world, world->everyone, run_init);
-    if (r == 0 && world->count > 1 &&
+    if (r == 0 && world->count > 1 && !world->spans &&
         (world->library.comm_register || world->library.window_register))
         r = register_group(world, members);
-    for (uint32_t rank = 0; r == 0 && rank < world->count; rank++)
-        r = cuda_idle(world->device, rank, idle, &world->idle[rank]);
+    for (uint64_t left = world->here; r == 0 && left; left &= left - 1)
+        r = cuda_idle(world->device, (uint32_t)__builtin_ctzll(left), idle,
+                      &world->idle[__builtin_ctzll(left)]);
     *ret_world = world;
     return r;
 }
@@ -292,8 +325,10 @@ struct nccl_world *nccl_world_unref(struct nccl_world *world)
 void nccl_world_abort(struct nccl_world *world)
 {
     atomic_store_explicit(&world->aborted, true, memory_order_release);
-    atomic_store_explicit(&world->left, world->count, memory_order_relaxed);
-    for (uint32_t rank = 0; rank < world->count; rank++) {
+    atomic_store_explicit(&world->left, (unsigned)__builtin_popcountll(world->here),
+                          memory_order_relaxed);
+    for (uint64_t left = world->here; left; left &= left - 1) {
+        uint32_t rank = (uint32_t)__builtin_ctzll(left);
         (void)cuda_idle(world->device, rank, NULL, NULL);
         if (nccl_task_post(&(struct nccl_task){.world = world, .rank = rank, .run = run_abort}) < 0)
             atomic_fetch_sub_explicit(&world->left, 1, memory_order_relaxed);
@@ -314,17 +349,17 @@ void nccl_world_settle(struct nccl_world *world)
     }
 }
 
-int nccl_group_get(struct nccl_world *world, const uint32_t *members, uint32_t count,
+int nccl_group_get(struct nccl_world *world, const uint32_t *members, uint32_t count, uint32_t lane,
                    struct nccl_group **ret_group)
 {
     struct nccl_group *group = atomic_load_explicit(&world->groups, memory_order_relaxed);
     int r = 0;
 
-    while (group && (group == world->registered ||
+    while (group && (group == world->registered || group->lane != lane ||
                      !parts_same(group->members, group->count, members, count)))
         group = group->next;
     if (!group) {
-        group = group_add(world, members, count);
+        group = group_add(world, members, count, lane);
         if (!group)
             return GW_E_NOMEM;
         r = post_all(world, group, run_split);

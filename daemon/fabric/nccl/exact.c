@@ -39,28 +39,52 @@ static void bring(struct nccl_part *part, uint64_t first, uint64_t count, uint64
     char *scratch = part->scratch;
 
     for (uint32_t q = 0; q < op->op.world; q++) {
+        bool here = op->here >> q & 1;
         struct nccl_side from;
         arg->in[q] = NULL;
-        if (!op->in[q])
+        if (op->absent >> q & 1)
             continue;
+        part->moved += count * size;
         from = nccl_in(op, q, first);
         arg->in[q] = from.at;
-        part->moved += count * size;
-        if (q == part->index || reads_directly(part, &from, count))
+        if (here && (q == part->index || reads_directly(part, &from, count)))
             continue;
-        nccl_copy(part, nccl_own(part, scratch), from, count * size);
+        if (here)
+            nccl_copy(part, nccl_own(part, scratch), from, count * size);
+        else
+            nccl_receive(part, q, scratch, count * size);
         arg->in[q] = scratch;
         scratch += planted("scratch_shared") ? 0 : room * size;
     }
 }
 
-/* out[0..count) = (out +) scale * sum of the inputs' elements from `first` on. */
-static void sum(struct nccl_part *part, uint64_t first, uint64_t count, void *out)
+/* One piece of the inputs, also of what other nodes add up. */
+static void exchange(struct nccl_part *part, uint64_t first, uint64_t at, uint64_t room,
+                     struct gw_k_reduce *arg)
+{
+    bool began = false;
+
+    if (part->op->crosses) {
+        nccl_exchange_begin(part);
+        began = !part->failed;
+        nccl_span_send_inputs(part, at, room);
+    }
+    if (!part->failed)
+        bring(part, first + at, arg->count, room, arg);
+    nccl_exchange_end(part, began);
+}
+
+/* out[0..) = (out +) scale * sum of the inputs' elements that the part adds up. */
+static void sum(struct nccl_part *part, void *out)
 {
     const struct core_op *what = &part->op->op;
+    struct parts_range share = nccl_share(what, part->index);
     uint64_t room = parts_piece(NCCL_INPUT_BYTES, what->world - 1, NCCL_PIECE_MAX);
+    /* Others' shares may be longer: member 0's is the longest. */
+    uint64_t most = part->op->crosses ? nccl_share(what, 0).count : share.count;
 
-    for (uint64_t at = 0; at < count && !part->failed; at += room) {
+    for (uint64_t at = 0; at < most && !part->failed; at += room) {
+        uint64_t left = share.count > at ? share.count - at : 0;
         struct gw_k_reduce arg = {.n = what->world,
                                   .outs = 1,
                                   .out = {(char *)out + at * gw_dtype_bytes(what->out_dtype)},
@@ -70,11 +94,13 @@ static void sum(struct nccl_part *part, uint64_t first, uint64_t count, void *ou
                                   .accumulate = what->accumulate,
                                   .max = what->norm == GW_NORM_MAX,
                                   .lanes = nccl_lanes(part),
-                                  .count = count - at < room ? count - at : room,
+                                  .count = left < room ? left : room,
                                   .scale = what->scale};
-        bring(part, first + at, arg.count, room, &arg);
+        exchange(part, share.first, at, room, &arg);
         if (part->failed)
             return;
+        if (arg.count == 0)
+            continue;
         nccl_check(part, cuda_launch_reduce(&arg, NCCL_THREADS, part->native->stream),
                    "gw_k_reduce");
         if (planted("scratch_freed_early") && part->index == 0)
@@ -86,26 +112,27 @@ static void sum(struct nccl_part *part, uint64_t first, uint64_t count, void *ou
 
 void nccl_exact_reduce_scatter(struct nccl_part *part)
 {
-    const struct nccl_op *op = part->op;
-
-    sum(part, part->index * op->op.numel, op->op.numel, op->out[part->index]);
+    sum(part, part->op->out[part->index]);
 }
 
 void nccl_exact_all_reduce(struct nccl_part *part)
 {
     const struct nccl_op *op = part->op;
     const struct core_op *what = &op->op;
-    uint64_t total = what->total_numel ? what->total_numel : what->world * what->numel;
-    struct parts_range share = parts_share(total, what->numel, part->index);
+    struct parts_range share = nccl_share(what, part->index);
     uint64_t size = gw_dtype_bytes(what->out_dtype), bytes = share.count * size;
     char *own = (char *)op->out[part->index] + share.first * size;
 
-    sum(part, share.first, share.count, own);
+    sum(part, own);
     part->moved += bytes;
     for (uint32_t i = 1; i < what->world && !part->failed; i++) {
         /* Not all owners to the same rank at once. */
         uint32_t q = (part->index + i) % what->world;
+        if (!(op->here >> q & 1))
+            continue;
         nccl_copy(part, nccl_out(op, q, share.first), nccl_own(part, own), bytes);
         figures_moved(&op->fabric->counters, what, what->members[q], bytes);
     }
+    if (op->crosses && !part->failed)
+        nccl_span_spread(part);
 }

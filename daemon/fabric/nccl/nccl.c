@@ -6,6 +6,7 @@
 #include "daemon/fabric/nccl/nccl.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 static int fabric_new(const struct fabric_config *config, struct fabric **ret_fabric)
 {
@@ -94,11 +95,33 @@ static int scratch_new(struct nccl_fabric *fabric, uint32_t rank)
     if (fabric->scratch[rank].base)
         cuda_scratch_free(device, rank, fabric->scratch[rank].base);
     fabric->scratch[rank].base = NULL;
-    r = cuda_scratch_new(device, rank, NCCL_SCRATCH_BYTES, &base);
+    r = cuda_scratch_new(device, rank, NCCL_SCRATCH_BYTES + NCCL_WORDS_BYTES, &base);
     if (r < 0)
         return r;
     fabric->scratch[rank].base = base;
     fabric->scratch[rank].gpu = gpu;
+    return 0;
+}
+
+/* The first node's: the ids of the communicators to come. Each is a small listening socket. */
+static int fabric_address(struct fabric *fabric, uint8_t ret_address[GW_FABRIC_ADDRESS_MAX],
+                          uint32_t *ret_bytes)
+{
+    struct nccl_fabric *nccl = nccl_of(fabric);
+    char text[GW_TEXT_MAX + 1];
+    ncclUniqueId id;
+
+    *ret_bytes = 0;
+    if (nccl->config.nodes->own != 0)
+        return 0;
+    if (nccl_library_find(&nccl->library, text) < 0)
+        return GW_E_DEVICE;
+    for (uint32_t i = 0; i < NCCL_IDS; i++) {
+        if (ncclGetUniqueId(&id) != ncclSuccess)
+            return GW_E_DEVICE;
+        memcpy(ret_address + *ret_bytes, &id, sizeof(id));
+        *ret_bytes += (uint32_t)sizeof(id);
+    }
     return 0;
 }
 
@@ -117,10 +140,10 @@ static int fabric_form(struct fabric *fabric)
     }
     r = lanes_new(nccl);
     for (uint32_t rank = 0; r == 0 && rank < nccl->config.world; rank++)
-        r = scratch_new(nccl, rank);
+        r = nccl_is_here(nccl, rank) ? scratch_new(nccl, rank) : 0;
     if (r == 0)
         r = nccl_world_new(nccl, &nccl->world);
-    if (r == 0)
+    if (r == 0 && !nccl->config.nodes)
         r = nccl_windows_register(nccl);
     if (r < 0)
         fabric_abort(fabric);
@@ -132,7 +155,7 @@ static int fabric_group(struct fabric *fabric, const uint32_t *members, uint32_t
     struct nccl_fabric *nccl = nccl_of(fabric);
     struct nccl_group *group;
 
-    return nccl->world ? nccl_group_get(nccl->world, members, count, &group) : GW_E_STATE;
+    return nccl->world ? nccl_group_get(nccl->world, members, count, 0, &group) : GW_E_STATE;
 }
 
 static int fabric_sealed(struct fabric *fabric, const struct gw_layout_page *page)
@@ -160,7 +183,7 @@ static void memory_added(struct fabric *fabric, uint32_t rank, const struct devi
     added->bytes = memory->bytes;
     added->next = nccl->memory;
     nccl->memory = added;
-    if (nccl_window_try(nccl, added->bytes) < 0)
+    if (!nccl->config.nodes && nccl_window_try(nccl, added->bytes) < 0)
         cuda_fault(nccl->config.device, "no memory to register rank %u's with NCCL", rank);
 }
 
@@ -197,6 +220,7 @@ static int fabric_launch(struct fabric *fabric, const struct fabric_op *op)
 {
     struct nccl_fabric *nccl = nccl_of(fabric);
     struct nccl_op *copy;
+    uint64_t ranks;
     int r;
 
     if (!nccl->world)
@@ -204,12 +228,16 @@ static int fabric_launch(struct fabric *fabric, const struct fabric_op *op)
     r = nccl_op_new(nccl, op, &copy);
     if (r < 0)
         return r;
+    ranks = nccl_parts_here(nccl, op->op);
+    copy->nothing = ranks == 0;
+    if (copy->nothing) /* it is waited for all the same */
+        ranks = nccl->world->here & -nccl->world->here;
     r = nccl->config.device_ops->enqueue(
         lane_of(nccl, op->op),
         &(struct device_work){.op = op->op->id,
                               .wait_ops = op->op->wait_ops,
                               .wait_op_count = op->op->wait_op_count,
-                              .ranks = figures_ranks(op->op),
+                              .ranks = ranks,
                               .ready_ns = op->op->ready_ns,
                               .chained = op->op->stream == CORE_STREAM_GATHER,
                               .waits = op->waits,
@@ -245,6 +273,7 @@ const struct fabric_ops fabric_nccl = {
     .name = "nccl",
     .fabric_new = fabric_new,
     .fabric_free = fabric_free,
+    .address = fabric_address,
     .form = fabric_form,
     .group = fabric_group,
     .memory_added = memory_added,

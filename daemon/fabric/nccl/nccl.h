@@ -34,6 +34,11 @@
 #define NCCL_PIECE_MAX (16u << 20) /* elements that one kernel sums: what the lanes are for */
 #define NCCL_LANE_BYTES ((uint64_t)NCCL_PIECE_MAX / GW_K_CHUNK * GW_K_LANES * 16u)
 #define NCCL_SCRATCH_BYTES (NCCL_INPUT_BYTES + NCCL_LANE_BYTES)
+/* Behind the scratch, per lane, for ranks of several nodes to meet. */
+#define NCCL_WORD_BYTES 256u
+#define NCCL_WORDS_BYTES (3u * NCCL_WORD_BYTES)
+/* A job of several nodes: unique ids that its first node makes at its start, one per generation. */
+#define NCCL_IDS 16u
 /* Of one copy: a copy engine serves others (the trainer's) between two. */
 #define NCCL_COPY_BYTES (8u << 20)
 /* From so many bytes per rank on, an all-gather goes by copies of our own where all GPUs reach each
@@ -64,6 +69,7 @@ struct nccl_library {
 /* Communicators over an ordered list of ranks. */
 struct nccl_group {
     struct nccl_group *next; /* constant */
+    uint32_t lane; /* enum core_stream of what runs on it, where nodes are several; else 0 */
     uint32_t count;
     uint32_t members[GW_RANKS_MAX];
     ncclComm_t comm[GW_RANKS_MAX]; /* by rank of the job; its issuing thread's own */
@@ -77,6 +83,8 @@ struct nccl_world {
     uint64_t timeout_ns;
     uint32_t references;             /* loop thread */
     uint32_t count;                  /* ranks */
+    uint64_t here;                   /* bit per rank: on this node, so driven by this process */
+    bool spans;                      /* some are not; `id` is there from the start then */
     atomic_bool aborted; /* nothing waits for another rank any more */
     atomic_uint left;    /* ranks whose communicators are still to be aborted, then */
     atomic_int id_state;
@@ -126,6 +134,10 @@ struct nccl_op {
     uint64_t **verdicts;
     uint64_t ring_bytes, hold_ns;
     uint64_t lent_in, lent_out; /* bit per member: in[] or out[] is a client's own memory */
+    uint64_t here;   /* bit per member: on this node */
+    uint64_t absent; /* bit per member: its input is zeros, wherever it is */
+    bool crosses;    /* its ranks are on several nodes */
+    bool nothing;    /* none is here */
     bool exact;  /* sums in the fixed order */
     bool copies; /* ALL_GATHER without a communicator */
 };
@@ -145,6 +157,7 @@ struct nccl_fabric {
      * ranks. One lane does for the gathers of all: each is of one rank, and a lane orders nothing
      * between works that have no rank in common. */
     struct device_stream *reduce, *control, *gather;
+    uint32_t formed; /* times, with several nodes: which id is next */
     struct nccl_world *world; /* NULL: not formed */
     struct nccl_world *last;  /* aborted, perhaps not everywhere yet; NULL: none */
     struct nccl_memory *memory;
@@ -192,7 +205,7 @@ void nccl_world_abort(struct nccl_world *world);
  * come. A GPU that does not come to it is the device's fault. */
 void nccl_world_settle(struct nccl_world *world);
 /* The group of these members, made if it is new. */
-int nccl_group_get(struct nccl_world *world, const uint32_t *members, uint32_t count,
+int nccl_group_get(struct nccl_world *world, const uint32_t *members, uint32_t count, uint32_t lane,
                    struct nccl_group **ret_group);
 /* Issuing thread: the call on the communicator returned `result`: polled until it is over, so that
  * what it enqueues is on the stream. False: failed and told, or the world was aborted; the
@@ -264,6 +277,27 @@ void nccl_ring_reduce_scatter(struct nccl_part *part);
 void nccl_ring_all_reduce(struct nccl_part *part);
 void nccl_all_gather(struct nccl_part *part);
 void nccl_broadcast(struct nccl_part *part);
+
+/* span.c: loop thread: */
+bool nccl_is_here(const struct nccl_fabric *fabric, uint32_t rank);
+bool nccl_crosses(const struct nccl_fabric *fabric, const struct core_op *op);
+/* Bit per rank whose GPU does something for the op. */
+uint64_t nccl_parts_here(const struct nccl_fabric *fabric, const struct core_op *op);
+/* UINT32_MAX: none is. */
+uint32_t nccl_first_here(const struct nccl_fabric *fabric, const uint32_t *ranks, uint32_t count);
+/* span.c: issuing threads. Between begin and end, calls of one group; members by their index. */
+void nccl_exchange_begin(struct nccl_part *part);
+void nccl_send(struct nccl_part *part, uint32_t to, const void *from, uint64_t bytes);
+void nccl_receive(struct nccl_part *part, uint32_t from, void *to, uint64_t bytes);
+void nccl_exchange_end(struct nccl_part *part, bool began);
+/* Of a sum's result: what member `index` adds up. */
+struct parts_range nccl_share(const struct core_op *op, uint32_t index);
+/* In an exchange: from `at` on `room` elements of each share that is added up elsewhere. */
+void nccl_span_send_inputs(struct nccl_part *part, uint64_t at, uint64_t room);
+void nccl_span_spread(struct nccl_part *part);
+void nccl_span_gather(struct nccl_part *part);
+void nccl_span_meet(struct nccl_part *part);
+void nccl_span_partials(struct nccl_part *part, void *partials, uint64_t bytes);
 
 /* verdict.c: issuing threads. */
 void nccl_verdict(struct nccl_part *part);

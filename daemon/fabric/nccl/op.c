@@ -108,7 +108,7 @@ static bool sums_exactly(const struct nccl_op *op)
     if ((what->accumulate || what->in_dtype != what->out_dtype) && what->numel > half)
         return true;
     for (uint32_t i = 0; i < what->world; i++)
-        if (!op->in[i] && what->numel > half / what->world)
+        if (op->absent >> i & 1 && what->numel > half / what->world)
             return true;
     return false;
 }
@@ -142,6 +142,21 @@ static void find_lent(struct nccl_op *op)
     }
 }
 
+/* Which members are here, and whose input is zeros: that is known of all. */
+static void find_places(struct nccl_op *op, const struct fabric_op *from)
+{
+    const struct core_op *what = from->op;
+    bool sums = what->kind == CORE_OP_REDUCE_SCATTER || what->kind == CORE_OP_ALL_REDUCE;
+    bool spans = op->fabric->config.nodes != NULL;
+
+    for (uint32_t i = 0; i < what->world; i++) {
+        op->here |= (uint64_t)nccl_is_here(op->fabric, what->members[i]) << i;
+        if (sums)
+            op->absent |= (uint64_t)(spans ? what->in[i].kind == GW_ARENA_NONE : !op->in[i]) << i;
+    }
+    op->crosses = nccl_crosses(op->fabric, what);
+}
+
 static int find_group(struct nccl_op *op)
 {
     const struct core_op *what = &op->op;
@@ -150,15 +165,26 @@ static int find_group(struct nccl_op *op)
 
     find_lent(op);
     op->exact = sums && sums_exactly(op);
-    op->copies = gathers_by_copies(op);
+    op->copies = !op->crosses && gathers_by_copies(op);
     moves = moves && !op->copies;
+    if (op->crosses)
+        return nccl_group_get(op->world, what->members, what->world, what->stream, &op->group);
     if (what->numel == 0 || !(moves || (sums && !op->exact)))
         return 0;
-    if (nccl_alike(op)) {
+    if (!op->here)
+        return 0;
+    if (!op->world->spans && nccl_alike(op)) {
         op->group = op->world->registered;
         return 0;
     }
-    return nccl_group_get(op->world, what->members, what->world, &op->group);
+    return nccl_group_get(op->world, what->members, what->world, 0, &op->group);
+}
+
+static int find_verdict(struct nccl_op *op, const struct fabric_op *from)
+{
+    int r = find_boards(op, from);
+
+    return r < 0 ? r : find_group(op);
 }
 
 static int prepare(struct nccl_op *op, const struct fabric_op *from)
@@ -166,9 +192,10 @@ static int prepare(struct nccl_op *op, const struct fabric_op *from)
     const struct nccl_fabric *fabric = op->fabric;
     int r = 0;
 
+    find_places(op, from);
     if (op->op.kind == CORE_OP_VERDICT)
         return from->buckets == fabric->buckets && from->params == fabric->params
-                   ? find_boards(op, from)
+                   ? find_verdict(op, from)
                    : GW_E_INTERNAL;
     if (op->op.partials && op->op.numel > 0)
         r = find_partials(op);
@@ -199,10 +226,11 @@ int nccl_op_new(struct nccl_fabric *fabric, const struct fabric_op *from, struct
      * every fabric. */
     op->ring_bytes = figures_ring_bytes(from->op);
     op->hold_ns = figures_hold_ns(from, op->ring_bytes, fabric->config.link_bytes_per_s);
-    op->segment_count = from->op->kind == CORE_OP_CAST
-                            ? from->segment_count
-                            : parts_coalesce(op->segments, from->segment_count);
+    op->segment_count = from->segment_count;
     r = prepare(op, from);
+    /* Between nodes both sides must see the same pieces. */
+    if (from->op->kind != CORE_OP_CAST && !op->crosses)
+        op->segment_count = parts_coalesce(op->segments, from->segment_count);
     if (r < 0) {
         nccl_op_free(op);
         return r;

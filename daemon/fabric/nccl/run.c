@@ -86,8 +86,15 @@ static void run_gather(struct nccl_part *part)
 {
     const struct nccl_op *op = part->op;
 
-    for (uint32_t i = 0; i < op->segment_count && !part->failed; i++) {
+    if (op->crosses)
+        nccl_span_gather(part);
+    for (uint32_t i = 0; part->native->rank == op->op.rank && i < op->segment_count &&
+                         !part->failed;
+         i++) {
         const struct fabric_segment *segment = &op->segments[i];
+        part->moved += segment->from ? 0 : segment->bytes;
+        if (!segment->from)
+            continue;
         nccl_copy(part, nccl_own(part, segment->to),
                   (struct nccl_side){segment->from, segment->owner, false}, segment->bytes);
         part->moved += segment->bytes;
@@ -162,6 +169,8 @@ static void run_part(struct nccl_part *part)
         nccl_broadcast(part);
         break;
     case CORE_OP_BARRIER:
+        if (part->op->crosses)
+            nccl_span_meet(part);
         break;
     case CORE_OP_LOCAL_ADD:
         run_add(part, part->op->in[0]);
@@ -188,7 +197,7 @@ void nccl_run(void *arg, void *native)
                              .index = parts_index(op->op.members, op->op.world, own->rank),
                              .scratch = fabric->scratch[own->rank].base};
 
-    if (atomic_load_explicit(&op->world->aborted, memory_order_acquire))
+    if (op->nothing || atomic_load_explicit(&op->world->aborted, memory_order_acquire))
         return;
     if (planted("memory_in_step") && own->rank == 0) {
         void *base = NULL;
@@ -196,6 +205,6 @@ void nccl_run(void *arg, void *native)
         cuda_scratch_free(own->device, own->rank, base);
     }
     run_part(&part);
-    if (!part.failed)
+    if (!part.failed && figures_ranks(&op->op) >> own->rank & 1)
         figures_count(&fabric->counters, &op->op, op->ring_bytes, own->rank, part.moved);
 }

@@ -97,7 +97,7 @@ int nccl_seal(struct nccl_fabric *fabric, const struct gw_layout_page *page)
         fabric->partials = partials; /* zeros, which stay where a bucket is never reduced */
     }
     for (uint32_t rank = 0; r == 0 && rank < fabric->config.world; rank++)
-        r = make_staging(fabric, rank);
+        r = nccl_is_here(fabric, rank) ? make_staging(fabric, rank) : 0;
     if (r < 0)
         nccl_unseal(fabric);
     return r;

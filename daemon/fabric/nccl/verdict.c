@@ -25,8 +25,16 @@ static void bring_partials(struct nccl_part *part, const struct nccl_staging *st
     const uint64_t *starts = fabric->starts;
     uint32_t end;
 
-    nccl_copy(part, nccl_own(part, staging->partials), nccl_own(part, fabric->partials),
-              starts[fabric->buckets] * sizeof(*fabric->partials));
+    uint64_t bytes = starts[fabric->buckets] * sizeof(*fabric->partials);
+
+    /* Of several nodes, each gives its ranks' slices, once. */
+    if (part->op->crosses && nccl_first_here(fabric, part->op->op.members, part->op->op.world) !=
+                                 part->native->rank)
+        fill(part, staging->partials, bytes, 0);
+    else
+        nccl_copy(part, nccl_own(part, staging->partials), nccl_own(part, fabric->partials), bytes);
+    if (part->op->crosses)
+        nccl_span_partials(part, staging->partials, bytes);
     for (uint32_t at = 0; parts_zero_run(part->op->op.used_buckets, fabric->buckets, &at, &end);
          at = end)
         fill(part, staging->partials + starts[at],
@@ -61,12 +69,12 @@ void nccl_verdict(struct nccl_part *part)
         .used_params = op->op.used_params,
         .max = op->op.norm == GW_NORM_MAX};
 
-    if (!arg.verdict[0] && !arg.verdict[1])
+    if (!part->op->crosses && !arg.verdict[0] && !arg.verdict[1])
         return;
     bring_partials(part, staging);
     if (arg.board_bits)
         bring_bits(part, staging);
-    if (part->failed)
+    if (part->failed || (!arg.verdict[0] && !arg.verdict[1]))
         return;
     nccl_check(part, cuda_launch_verdict(&arg, NCCL_THREADS, part->native->stream), "gw_k_verdict");
     if (arg.verdict[0])
