@@ -62,14 +62,18 @@ def apply(job):
         gw.fill(s.params, n, [p - g for p, g in zip(s.params[0:n], s.grads[0:n])])
 
 
-def one_step(job):
-    seen = forward(job)
-    backward(job)
+def end_step(job):
     job.step_end()
     job.wait_step()
     job.wait(job.update_begin())
     apply(job)
     job.update_commit()
+
+
+def one_step(job):
+    seen = forward(job)
+    backward(job)
+    end_step(job)
     return seen
 
 
@@ -207,6 +211,88 @@ def test_a_rank_killed_in_any_state_and_the_job_formed_anew(where, daemon, state
 
 def _second_life_of_rank_1(_, where, state, stage):
     return second_life(1, where, state, stage)
+
+
+# ---- hits of a job that was formed anew ----
+
+LAYERS, WIDE, HITS = 6, 64, 8
+
+
+def hitting_job(rank, where):
+    job = attach(rank, where, 3)
+    for j in range(LAYERS):
+        job.param(f"h{j}", WIDE, f"u{j}")
+    job.seal(stage=3, bucket_bytes=4 * WIDE, gather_bytes=LAYERS * 4 * WIDE,
+             prefetch_bytes=LAYERS * 4 * WIDE)
+    return job
+
+
+def hitting_steps(job):
+    """Steps until each rank has had enough hits; steps before, and this rank's hits in each. A step
+    takes 1 from all values; layer u began with u."""
+    before = int(-job.read(0, 1)[0])
+    job.barrier()
+    votes, hits, deadline = job.buffer(4), [], time.monotonic() + 30
+    while votes.floats[0] < 2:
+        assert time.monotonic() < deadline, hits
+        hits.append(0)
+        for u in range(LAYERS):
+            token = job.fetch(u)
+            hits[-1] += token.timeline == 0
+            job.wait(token)
+            assert set(job.values(u, WIDE)) == {u - before - len(hits) + 1.0}
+            time.sleep(0.002)  # computes
+            job.release(u)
+        for u in reversed(range(LAYERS)):
+            job.put(u, [1.0] * WIDE)
+        end_step(job)
+        votes.floats[0] = float(sum(hits) >= HITS)
+        job.wait(job.all_reduce(votes.at(), votes.at(), 1))
+    return before, hits
+
+
+def hitting_rank(rank, where, again):
+    """Rank 1 dies in a step whose units are gathered ahead, and is run once more."""
+    job = hitting_job(rank, where)
+    if not again:
+        for u in range(LAYERS if rank == 0 else 0):
+            job.write(u, [float(u)] * WIDE)
+        job.barrier()
+    lives = [hitting_steps(job)]
+    if not again:
+        job.wait(job.fetch(0))
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        with pytest.raises(gw.Error, match="rank 1 is gone"):
+            job.barrier(30 * S)
+        job.close()
+        job = hitting_job(rank, where)
+        lives.append(hitting_steps(job))
+    job.barrier()
+    job.close()
+    return lives
+
+
+def _hitting_rank_1_again(_, where):
+    return hitting_rank(1, where, True)
+
+
+@pytest.mark.host_only("streams wait for fetches that hosts find done")
+def test_hits_of_a_job_that_was_formed_anew(where, daemon):
+    """In its first step nothing is known of the order, so none is; then each reads what is there
+    by then."""
+    ranks = gw.Ranks(2, hitting_rank, where, False)
+    ranks.procs[1][0].join(40)
+    again = gw.Ranks(1, _hitting_rank_1_again, where)
+    (kind, value), _ = ranks.join(60)
+    (kind1, value1), = again.join(60)
+    assert (kind, kind1) == ("ok", "ok"), (value, value1)
+    (before, first), (between, second) = value
+    assert before == 0 and between == len(first) == value1[0][0]
+    assert len(second) == len(value1[0][1])
+    for hits in (first, second, value1[0][1]):
+        assert hits[0] == 0 and sum(hits) >= HITS, value
+    daemon.ctl("stop", "--engines")
 
 
 # ---- a deadline of the job ----

@@ -10,6 +10,7 @@
 #define UNITS 8u
 #define QUEUE 64u
 #define MESSAGES 40000u
+#define LIVES 3u
 #define NEVER UINT32_MAX
 
 struct message {
@@ -230,6 +231,31 @@ static void step(uint32_t odd)
     end_step();
 }
 
+/* The rank dies in the middle of a step, with messages unread, and the job forms anew: boards that
+ * show nothing, and a client that has declared nothing. */
+static void form_anew(void)
+{
+    struct core_progress progress;
+    struct core_grant grant;
+
+    serve_all(); /* no update is under way */
+    for (uint32_t unit = 0; unit < UNITS / 2; unit++) {
+        fetch(unit);
+        serve_some();
+        release(unit);
+    }
+    t.count = t.fx->open_count = 0;
+    assert_int_equal(fx_reattach(t.fx), 0);
+    assert_false(grant_next(t.fx->zero, &grant));
+    assert_false(grant_progress(t.fx->zero, 0, &progress));
+    memset(t.grants, 0, sizeof(t.grants));
+    memset(&t.progress, 0, sizeof(t.progress));
+    memset(t.fetches, 0, sizeof(t.fetches));
+    memset(t.touched, 0, sizeof(t.touched));
+    t.declared = t.cleared = t.fetched = t.other = 0;
+    t.last = NEVER;
+}
+
 static void run(uint64_t seed, uint64_t bucket, uint64_t budget, uint64_t ahead, uint32_t odd)
 {
     memset(&t, 0, sizeof(t));
@@ -240,8 +266,12 @@ static void run(uint64_t seed, uint64_t bucket, uint64_t budget, uint64_t ahead,
     t.fx->options.gather_bytes = budget * 4;
     t.fx->options.prefetch_bytes = ahead * 4;
     fx_open(t.fx, 0, 8, 8, 3, 3, 8, 2, 2, 8);
-    while (t.declared < MESSAGES / 8)
-        step(odd);
+    for (uint32_t life = 0; life < LIVES; life++) {
+        if (life > 0)
+            form_anew();
+        while (t.declared < MESSAGES / 8 / LIVES)
+            step(odd);
+    }
     serve_all();
     fx_free(t.fx);
 }
