@@ -102,42 +102,45 @@ static int agree(struct state *s, int r)
 
 /* ---- phases ---------------------------------------------------------------------------------- */
 
-/* A save takes arrays that are there: one that it made would be zeros under a misspelled name. */
-static bool find_array(const struct state *s, const char *name, uint32_t *ret_dtype)
+static void find_array(const struct state *s, const char *name, struct state_array *ret_array)
 {
-    bool found = false;
-
     pthread_mutex_lock(&s->job->lock);
-    for (struct zero_array *array = s->zero->arrays; array && !found; array = array->next) {
-        found = strcmp(array->name, name) == 0;
-        if (found)
-            *ret_dtype = array->dtype;
+    for (struct zero_array *array = s->zero->arrays; array && !ret_array->known;
+         array = array->next) {
+        ret_array->known = strcmp(array->name, name) == 0;
+        if (ret_array->known)
+            ret_array->dtype = array->dtype;
     }
     pthread_mutex_unlock(&s->job->lock);
-    return found || place_shard_numel(s->zero->place) == 0;
 }
 
-static int get_arrays(struct state *s)
+/* A save takes arrays that are there: one that it made would be zeros under a misspelled name, and
+ * of a dtype that only ranks which have some of it know. */
+static int find_arrays(struct state *s)
 {
-    int r = 0;
-
     s->arrays = calloc(s->options.array_count + 1, sizeof(*s->arrays));
     if (!s->arrays)
-        r = err_set(GW_E_NOMEM, "no memory for the list of arrays");
-    for (size_t i = 0; i < s->options.array_count && r == 0; i++) {
-        struct state_array *array = &s->arrays[i];
-        const char *name = s->options.arrays[i];
-
-        if (!find_array(s, name, &array->dtype) && s->saving)
-            r = err_set(GW_E_NOT_FOUND, "there is no shard array %.63s; gw_shard_array makes it",
-                        name);
-        else
-            r = gw_shard_array(s->job, name, array->dtype, &array->values, NULL);
+        return err_set(GW_E_NOMEM, "no memory for the list of arrays");
+    for (size_t i = 0; i < s->options.array_count; i++) {
+        find_array(s, s->options.arrays[i], &s->arrays[i]);
+        if (!s->arrays[i].known && s->saving)
+            return err_set(GW_E_NOT_FOUND, "there is no shard array %.63s; gw_shard_array makes "
+                           "it, on every rank", s->options.arrays[i]);
     }
-    for (uint32_t i = 0; i < s->count && r == 0; i++) {
+    for (uint32_t i = 0; i < s->count; i++) {
         if (s->tensors[i].array != UINT32_MAX)
             s->tensors[i].dtype = s->arrays[s->tensors[i].array].dtype;
     }
+    return 0;
+}
+
+static int make_arrays(struct state *s)
+{
+    int r = 0;
+
+    for (size_t i = 0; i < s->options.array_count && r == 0; i++)
+        r = gw_shard_array(s->job, s->options.arrays[i], s->arrays[i].dtype, &s->arrays[i].values,
+                           NULL);
     return r;
 }
 
@@ -146,9 +149,11 @@ static int prepare(struct state *s)
     int r = state_list(s);
 
     if (r == 0)
-        r = get_arrays(s);
+        r = find_arrays(s);
     if (r == 0)
         r = s->saving ? state_cut(s) : state_find(s);
+    if (r == 0)
+        r = make_arrays(s);
     if (r == 0 && s->saving && s->job->rank == 0)
         r = state_files_make(s);
     return r;

@@ -60,6 +60,7 @@ struct state {
     struct state_array {
         void *values;
         uint32_t dtype;
+        bool known; /* its dtype: it was there, or the files have told */
     } *arrays; /* of options.arrays */
     gw_buffer *board;  /* the ranks' outcomes */
     bool board_in_use; /* maybe still: it goes with the job then */

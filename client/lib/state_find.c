@@ -103,6 +103,17 @@ static struct state_tensor *look_up(struct finder *finder, const char *name)
     return found ? *found : NULL;
 }
 
+/* An array that is not there yet has that of its first tensor in the files. */
+static void learn_dtype(struct state *s, struct state_tensor *tensor, uint32_t of_file)
+{
+    struct state_array *array = &s->arrays[tensor->array];
+
+    if (!array->known)
+        array->dtype = of_file;
+    array->known = true;
+    tensor->dtype = array->dtype;
+}
+
 static int take_entry(void *arg, const struct state_entry *entry)
 {
     struct finder *finder = arg;
@@ -126,6 +137,8 @@ static int take_entry(void *arg, const struct state_entry *entry)
     tensor->begin = entry->begin;
     /* Any parameter is read into its fp32 master; an array is what it is. */
     known = state_dtype_find(entry->dtype, &of_file);
+    if (known && tensor->array != UINT32_MAX)
+        learn_dtype(s, tensor, of_file);
     if (!known || (tensor->array != UINT32_MAX && of_file != tensor->dtype))
         differ(s, entry->name, "has dtype %s in the file, %s here",
                escape_string(entry->dtype, dtype, sizeof(dtype)), state_dtype_name(tensor->dtype));

@@ -414,7 +414,9 @@ struct gw_shape {
 };
 struct gw_state_options {
     size_t struct_size;
-    const char *const *arrays; /* names of shard arrays; load makes those that are not there yet */
+    const char *const *arrays; /* names of shard arrays; save: made on every rank, also where the
+                                * shard is empty; load makes those that are not there yet, in the
+                                * files' dtype */
     size_t array_count;
     const struct gw_shape *shapes; /* one per parameter, extents multiplied = its numel; for its
                                     * arrays too. NULL: saved as [numel], loaded from any shape */
