@@ -12,6 +12,7 @@ outside of them is touched. Used by the tests (nodes.py) and, as a program, by d
 """
 import contextlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -146,32 +147,37 @@ class Network:
 
     # ---- what may happen to it ----
 
-    def shape(self, rate, nodes=None, limit="latency 50ms"):
-        """Both ways of the nodes' links. limit: of what waits; what is more is dropped."""
-        bits = rate_bits(rate)
-        burst = max(64 << 10, bits // 8 // 100)  # what comes between two ticks of a slow clock
+    def shape(self, rate, limit="latency 50ms", burst=None):
+        """Both ways of all nodes' links. limit: of what waits; what is more is dropped. burst: bytes
+        that may pass at once (what comes between two ticks of a slow clock)."""
+        burst = burst or max(64 << 10, rate_bits(rate) // 8 // 100)
         tbf = f"root tbf rate {rate} burst {burst} {limit}"
-        for node in range(self.nodes) if nodes is None else nodes:
+        for node in range(self.nodes):
             self.switch.run(f"tc qdisc replace dev p{node} {tbf}\n"
                             f"{self.inside(node)} tc qdisc replace dev eth0 {tbf}")
+
+    def dropped(self, node):
+        """Packets that the node's link has dropped, since it was shaped last."""
+        said = self.switch.run(f"tc -s qdisc show dev p{node}\n"
+                               f"{self.inside(node)} tc -s qdisc show dev eth0")
+        return sum(map(int, re.findall(r"dropped (\d+)", said)))
 
     def unplug(self, node):
         """The link is down, and the node sees it."""
         self.switch.run(f"ip link set p{node} down")
 
-    def plug(self, node):
-        self.switch.run(f"ip link set p{node} up")
-
     def cut(self, node):
         """Nothing comes through any more, and nobody is told."""
         self.switch.run(f"ip link set p{node} nomaster")
 
-    def mend(self, node):
-        self.switch.run(f"ip link set p{node} master br0")
-
     def deafen(self, node):
         """It sends, and hears nothing."""
         self.switch.run(f"tc qdisc replace dev p{node} root blackhole")
+
+    def mend_all(self):
+        for node in range(self.nodes):
+            self.switch.run(f"ip link set p{node} master br0 up\n"
+                            f"tc qdisc del dev p{node} root 2>/dev/null || true")
 
     # ---- end ----
 

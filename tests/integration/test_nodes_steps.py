@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training across nodes: whatever the placement, the network's speed and what it loses, the bits are
+those of one node.
+ctest: label=nodes timeout=600
+"""
+import ctypes as C
+import socket
+import threading
+
+import pytest
+
+import gw
+import network
+import nodes
+from conftest import SLOWER
+from test_faults import flag, training_rank
+
+PLACES = {  # of 4 ranks
+    2: ["blocks", "dealt", [0, 1, 1, 1], [1, 0, 0, 1]],
+    3: ["blocks", "dealt", [2, 1, 0, 0]],
+}
+
+
+def where_of(tmp_path, socket_, name):
+    directory = tmp_path / name
+    directory.mkdir()
+    return {"socket": socket_, "id": str(directory / "job.id"), "dir": str(directory)}
+
+
+def trained(tmp_path, name, socket_, world, stage, steps):
+    """The one digest of all fetched values and norms that all ranks have."""
+    where = where_of(tmp_path, socket_, name)
+    results = gw.run(world, training_rank, world, where, stage, steps, False, timeout=120 * SLOWER)
+    assert len(set(results)) == 1, f"{name}: ranks differ"
+    return results[0]
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("count", [2, 3])
+def test_every_placement_has_the_bits_of_one_node(runtime_dir, tmp_path, count, stage):
+    with nodes.Cluster(runtime_dir, count) as cluster:
+        alone = trained(tmp_path, "alone", str(cluster.nodes[-1].socket), 4, stage, 3)
+        for number, place in enumerate(PLACES[count]):
+            assert trained(tmp_path, f"place{number}", cluster.spread(place), 4, stage, 3) == alone, \
+                f"ranks on {place}"
+
+
+def test_seven_and_eight_ranks(runtime_dir, tmp_path):
+    with nodes.Cluster(runtime_dir, 2) as cluster:
+        alone = trained(tmp_path, "alone", str(cluster.nodes[0].socket), 15, 2, 2)
+        assert trained(tmp_path, "apart", cluster.spread([0] * 7 + [1] * 8), 15, 2, 2) == alone
+
+
+def shaped(cluster, rate, **options):
+    if cluster.network.why is not None:
+        pytest.skip(f"no network that can be shaped: {cluster.network.why}")
+    try:
+        cluster.network.shape(rate, **options)
+    except network.Refused as error:
+        pytest.skip(f"tc cannot shape here: {error}")
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_slow_network_that_loses_packets_changes_no_bit(runtime_dir, tmp_path, stage):
+    """A queue of three packets: of what comes faster than the link the rest is dropped."""
+    with nodes.Cluster(runtime_dir, 2, "star_lost = 10s\nstar_beat = 1s\n") as cluster:
+        alone = trained(tmp_path, "alone", str(cluster.nodes[0].socket), 4, stage, 3)
+        shaped(cluster, "20mbit", limit="limit 5000", burst=5000)
+        assert trained(tmp_path, "lossy", cluster.spread(), 4, stage, 3) == alone
+        dropped = sum(cluster.network.dropped(node) for node in range(2))
+        print(f"{dropped} packets were dropped")
+        assert dropped > 0
+
+
+# ---- a relay -------------------------------------------------------------------------------------
+
+
+class Relay:
+    """Listens on loopback and passes on what comes, a while later, to the address of an id."""
+
+    def __init__(self, port, delay_s):
+        self.to, self.delay_s, self.passed = port, delay_s, 0
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self.listener.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self):
+        while True:
+            try:
+                one, _ = self.listener.accept()
+                other = socket.create_connection(("127.0.0.1", self.to))
+            except OSError:
+                return
+            for pair in ((one, other), (other, one)):
+                threading.Thread(target=self._pass, args=pair, daemon=True).start()
+
+    def _pass(self, from_, to):
+        """In order, each piece delay_s after it came."""
+        while True:
+            try:
+                data = from_.recv(65536)
+                threading.Event().wait(self.delay_s)
+                self.passed += len(data)
+                if data:
+                    to.sendall(data)
+                else:
+                    to.shutdown(socket.SHUT_WR)
+                    return
+            except OSError:
+                return
+
+    def close(self):
+        self.listener.close()
+
+
+def relayed(where, delay_s, timeout=20):
+    """Rank 0's id, with the relay's port in it; for the other node's ranks."""
+    job_id = gw.JobId()
+    gw.call("gw_job_id_load", where["root_id"].encode(), C.c_int64(timeout * gw.S),
+            C.byref(job_id))
+    relay = Relay(job_id.bytes[6] << 8 | job_id.bytes[7], delay_s)
+    job_id.bytes[6], job_id.bytes[7] = relay.port >> 8, relay.port & 255
+    gw.call("gw_job_id_save", C.byref(job_id), where["id"].encode())
+    return relay
+
+
+def relayed_rank(rank, world, where, stage, steps):
+    if rank == 0:
+        where = {**where, "id": where["root_id"]}
+    return training_rank(rank, world, where, stage, steps, False)
+
+
+def test_a_slow_way_to_the_root_changes_no_bit(runtime_dir, tmp_path):
+    """What ranks declare comes 30 ms late to the root, and what it decides 30 ms late back."""
+    with nodes.Cluster(runtime_dir, 2, namespaces=False) as cluster:
+        alone = trained(tmp_path, "alone", str(cluster.nodes[0].socket), 2, 3, 2)
+        where = where_of(tmp_path, cluster.spread(), "late")
+        where["root_id"] = where["id"] + ".root"
+        ranks = gw.Ranks(2, relayed_rank, 2, where, 3, 2)
+        relay = relayed(where, 0.03)
+        try:
+            assert ranks.join(120 * SLOWER) == [("ok", alone)] * 2
+        finally:
+            relay.close()
+        assert relay.passed > 0
+
+
+# ---- jobs beside each other ----------------------------------------------------------------------
+
+
+def test_two_jobs_at_once_on_the_same_nodes(runtime_dir, tmp_path):
+    """Their roots are on different nodes, and each has the bits that it has alone."""
+    with nodes.Cluster(runtime_dir, 2) as cluster:
+        sockets = str(cluster.nodes[0].socket)
+        alone = {stage: trained(tmp_path, f"alone{stage}", sockets, 2, stage, 12)
+                 for stage in (2, 3)}
+        jobs = {}
+        for stage, place in ((2, [0, 1]), (3, [1, 0])):
+            where = where_of(tmp_path, cluster.spread(place), f"job{stage}")
+            flag(where, "go")
+            jobs[stage] = gw.Ranks(2, training_rank, 2, where, stage, 12, True)
+        for stage, ranks in jobs.items():
+            assert ranks.join(120 * SLOWER) == [("ok", alone[stage])] * 2
