@@ -193,7 +193,7 @@ static int gather_and_count(struct node *node, void *arg)
     CHECK(kinds[GW_KIND_ALL_GATHER].calls == 1);
     CHECK(kinds[GW_KIND_ALL_GATHER].moved_bytes == 3 * slice);
     meet(node);
-    /* Another version crosses again; so does one that nobody has any more, or that has no number. */
+    /* Another version crosses again; so does one that nobody has any more or that has no number. */
     write_shards(&shards, 0.5f);
     meet(node);
     for (uint32_t r = 0; r < WORLD; r++)

@@ -95,7 +95,7 @@ void net_send(struct net *net, struct net_request *request)
         .memory_type = UCS_MEMORY_TYPE_HOST};
     ucs_status_ptr_t handle;
 
-    if (!peer->endpoint || peer->failed) {
+    if (!peer->endpoints[NET_OUT] || peer->failed) {
         finish(request, UCS_ERR_CONNECTION_RESET);
         return;
     }
@@ -108,8 +108,8 @@ void net_send(struct net *net, struct net_request *request)
     memcpy(&request->header.secret, net->nodes.at[request->node].address,
            sizeof(request->header.secret));
     net->under_way++;
-    handle = ucp_am_send_nbx(peer->endpoint, NET_AM_ID, &request->header, sizeof(request->header),
-                             request->buffer, bytes, &how);
+    handle = ucp_am_send_nbx(peer->endpoints[NET_OUT], NET_AM_ID, &request->header,
+                             sizeof(request->header), request->buffer, bytes, &how);
     if (UCS_PTR_IS_PTR(handle))
         return;
     net->under_way--;
@@ -139,8 +139,8 @@ static void receive_one(struct net *net, struct net_request *request)
     ucs_status_ptr_t handle;
 
     net->under_way++;
-    handle = ucp_am_recv_data_nbx(net->worker, request->announced, request->buffer, request->bytes,
-                                  &how);
+    handle = ucp_am_recv_data_nbx(net->workers[NET_IN], request->announced, request->buffer,
+                                  request->bytes, &how);
     if (UCS_PTR_IS_PTR(handle))
         return;
     net->under_way--;
@@ -311,7 +311,7 @@ void net_end_all(struct net *net, int status)
     struct net_request *request;
 
     while ((request = net_list_take(&net->matched))) {
-        ucp_am_data_release(net->worker, request->announced);
+        ucp_am_data_release(net->workers[NET_IN], request->announced);
         net_end(request, status);
     }
     for (uint32_t slot = 0; slot < NET_SLOTS; slot++)
@@ -330,7 +330,7 @@ void net_drop_held(struct net *net, uint32_t generation)
             }
             *at = held->next;
             if (held->announced)
-                ucp_am_data_release(net->worker, held->announced);
+                ucp_am_data_release(net->workers[NET_IN], held->announced);
             held_free(net, held);
         }
 }
@@ -354,5 +354,6 @@ int net_messages_init(struct net *net)
         .cb = on_message,
         .arg = net};
 
-    return ucp_worker_set_am_recv_handler(net->worker, &handler) == UCS_OK ? 0 : GW_E_INTERNAL;
+    return ucp_worker_set_am_recv_handler(net->workers[NET_IN], &handler) == UCS_OK ? 0
+                                                                                    : GW_E_INTERNAL;
 }

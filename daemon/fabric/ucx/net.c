@@ -37,7 +37,7 @@ static void wake_and_unlock(struct net *net)
     net->asleep = false;
     pthread_mutex_unlock(&net->lock);
     if (asleep)
-        (void)ucp_worker_signal(net->worker);
+        (void)ucp_worker_signal(net->workers[NET_IN]);
 }
 
 void net_post(struct net *net, struct net_request *request)
@@ -111,23 +111,29 @@ static void on_closed(void *handle, ucs_status_t status, void *arg)
     ucp_request_free(handle);
 }
 
-/* force: what is under way with it fails, now. */
-static void close_peer(struct net *net, struct net_peer *peer, bool force)
+static void close_endpoint(struct net *net, ucp_ep_h endpoint, bool force)
 {
     const ucp_request_param_t how = {.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK |
                                                      UCP_OP_ATTR_FIELD_USER_DATA |
                                                      UCP_OP_ATTR_FIELD_FLAGS,
-                                     .flags = force || peer->failed ? UCP_EP_CLOSE_FLAG_FORCE : 0,
+                                     .flags = force ? UCP_EP_CLOSE_FLAG_FORCE : 0,
                                      .cb.send = on_closed,
                                      .user_data = net};
-    ucp_ep_h endpoint = peer->endpoint;
 
-    if (!endpoint)
-        return;
-    peer->endpoint = NULL;
     net->under_way++;
     if (!UCS_PTR_IS_PTR(ucp_ep_close_nbx(endpoint, &how)))
         net->under_way--;
+}
+
+/* force: what is under way with it fails, now. */
+static void close_peer(struct net *net, struct net_peer *peer, bool force)
+{
+    for (uint32_t way = 0; way < NET_WAYS; way++) {
+        ucp_ep_h endpoint = peer->endpoints[way];
+        peer->endpoints[way] = NULL;
+        if (endpoint)
+            close_endpoint(net, endpoint, force || peer->failed);
+    }
 }
 
 static void close_all(struct net *net, bool force)
@@ -136,22 +142,36 @@ static void close_all(struct net *net, bool force)
         close_peer(net, &net->peers[i], force);
 }
 
+static int open_endpoint(struct net *net, struct net_peer *peer, enum net_way way,
+                         const uint8_t *address)
+{
+    const ucp_ep_params_t params = {.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS |
+                                                  UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
+                                                  UCP_EP_PARAM_FIELD_ERR_HANDLER,
+                                    .address = (const ucp_address_t *)(const void *)address,
+                                    .err_mode = UCP_ERR_HANDLING_MODE_PEER,
+                                    .err_handler = {.cb = on_error, .arg = peer}};
+
+    if (ucp_ep_create(net->workers[way], &params, &peer->endpoints[way]) == UCS_OK)
+        return 0;
+    peer->endpoints[way] = NULL;
+    return GW_E_DEVICE;
+}
+
 static void open_peer(struct net *net, uint32_t node)
 {
+    const uint8_t *address = net->nodes.at[node].address;
     struct net_peer *peer = &net->peers[node];
-    const ucp_ep_params_t params = {
-        .field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
-                      UCP_EP_PARAM_FIELD_ERR_HANDLER,
-        .address = (const ucp_address_t *)(const void *)(net->nodes.at[node].address +
-                                                         sizeof(net->secret)),
-        .err_mode = UCP_ERR_HANDLING_MODE_PEER,
-        .err_handler = {.cb = on_error, .arg = peer}};
+    struct net_address head;
 
+    memcpy(&head, address, sizeof(head));
+    address += sizeof(head);
     *peer = (struct net_peer){.net = net};
-    if (ucp_ep_create(net->worker, &params, &peer->endpoint) != UCS_OK) {
-        peer->endpoint = NULL;
+    if (net->nodes.at[node].address_bytes !=
+            sizeof(head) + head.bytes[NET_OUT] + head.bytes[NET_IN] ||
+        open_endpoint(net, peer, NET_OUT, address + head.bytes[NET_OUT]) < 0 ||
+        open_endpoint(net, peer, NET_IN, address) < 0)
         peer->failed = true;
-    }
 }
 
 /* ---- turns ----------------------------------------------------------------------------------- */
@@ -187,7 +207,7 @@ static void begin_generation(struct net *net, uint32_t generation)
     net->open = true;
     net->faulted = false;
     for (uint32_t i = 0; i < net->nodes.count; i++)
-        if (i != net->nodes.own && net->nodes.at[i].address_bytes > sizeof(net->secret))
+        if (i != net->nodes.own && net->nodes.at[i].address_bytes > sizeof(struct net_address))
             open_peer(net, i);
 }
 
@@ -276,12 +296,26 @@ static int sleep_ms(const struct net *net)
     return net->fault_at_ns > now_ns ? (int)((net->fault_at_ns - now_ns) / 1000000u + 1) : 0;
 }
 
+/* False: nothing was there to be done. */
+static bool progress(struct net *net)
+{
+    bool any = false;
+
+    for (uint32_t way = 0; way < NET_WAYS; way++)
+        while (ucp_worker_progress(net->workers[way]) > 0)
+            any = true;
+    return any;
+}
+
 static void sleep_until_news(struct net *net)
 {
-    struct pollfd event = {.fd = net->event_fd, .events = POLLIN};
+    struct pollfd events[NET_WAYS];
 
-    if (ucp_worker_arm(net->worker) != UCS_OK)
-        return; /* there is news */
+    for (uint32_t way = 0; way < NET_WAYS; way++) {
+        events[way] = (struct pollfd){.fd = net->event_fds[way], .events = POLLIN};
+        if (ucp_worker_arm(net->workers[way]) != UCS_OK)
+            return; /* there is news */
+    }
     pthread_mutex_lock(&net->lock);
     net->asleep = !net->posted.head && !net->asked_abort && !net->asked_end && !net->asked_form;
     if (!net->asleep) {
@@ -289,7 +323,7 @@ static void sleep_until_news(struct net *net)
         return;
     }
     pthread_mutex_unlock(&net->lock);
-    (void)poll(&event, 1, sleep_ms(net));
+    (void)poll(events, NET_WAYS, sleep_ms(net));
     pthread_mutex_lock(&net->lock);
     net->asleep = false;
     pthread_mutex_unlock(&net->lock);
@@ -302,7 +336,7 @@ static void finish_all(struct net *net)
     close_all(net, !net->open);
     net->open = false;
     while (net->under_way > 0 && net_now_ns() < until_ns)
-        if (ucp_worker_progress(net->worker) == 0)
+        if (!progress(net))
             (void)poll(NULL, 0, 1);
     net_end_all(net, GW_E_PEER_LOST);
     net_drop_held(net, UINT32_MAX);
@@ -317,10 +351,8 @@ static void *net_main(void *arg)
     (void)pthread_setname_np(pthread_self(), "ucx");
     while (!ends) {
         bool news = do_asked(net);
-        while (ucp_worker_progress(net->worker) > 0)
-            news = true;
-        if (net_receive(net))
-            news = true;
+        news |= progress(net);
+        news |= net_receive(net);
         look_at_failed(net);
         idle = news ? 0 : idle + 1;
         if (!net->faulted && (idle > SPINS || (idle > 0 && net->under_way == 0)))
@@ -335,12 +367,10 @@ static void *net_main(void *arg)
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
-static int worker_new(struct net *net)
+static int context_new(struct net *net)
 {
     const ucp_params_t params = {.field_mask = UCP_PARAM_FIELD_FEATURES,
                                  .features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP};
-    const ucp_worker_params_t worker = {.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE,
-                                        .thread_mode = UCS_THREAD_MODE_SERIALIZED};
     ucp_config_t *config;
     ucs_status_t status;
 
@@ -348,31 +378,43 @@ static int worker_new(struct net *net)
         return GW_E_NOMEM;
     status = ucp_init(&params, config, &net->context);
     ucp_config_release(config);
-    if (status != UCS_OK)
-        return GW_E_DEVICE;
-    if (ucp_worker_create(net->context, &worker, &net->worker) != UCS_OK ||
-        ucp_worker_get_efd(net->worker, &net->event_fd) != UCS_OK)
-        return GW_E_DEVICE;
-    return net_messages_init(net);
+    return status == UCS_OK ? 0 : GW_E_DEVICE;
 }
 
-/* The secret, and what UCX calls itself. */
-static int find_address(struct net *net)
+/* Its address goes behind those that are there. */
+static int worker_new(struct net *net, enum net_way way, struct net_address *head)
 {
+    const ucp_worker_params_t params = {.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE,
+                                        .thread_mode = UCS_THREAD_MODE_SERIALIZED};
+    ucp_worker_h *worker = &net->workers[way];
     ucp_address_t *address;
     size_t bytes;
     bool fits;
 
-    if (ucp_worker_get_address(net->worker, &address, &bytes) != UCS_OK)
-        return GW_E_NOMEM;
-    fits = bytes <= sizeof(net->address) - sizeof(net->secret);
+    if (ucp_worker_create(net->context, &params, worker) != UCS_OK ||
+        ucp_worker_get_efd(*worker, &net->event_fds[way]) != UCS_OK ||
+        ucp_worker_get_address(*worker, &address, &bytes) != UCS_OK)
+        return GW_E_DEVICE;
+    fits = bytes <= sizeof(net->address) - net->address_bytes;
     if (fits) {
-        memcpy(net->address, &net->secret, sizeof(net->secret));
-        memcpy(net->address + sizeof(net->secret), address, bytes);
-        net->address_bytes = (uint32_t)(sizeof(net->secret) + bytes);
+        memcpy(net->address + net->address_bytes, address, bytes);
+        net->address_bytes += (uint32_t)bytes;
+        head->bytes[way] = (uint32_t)bytes;
     }
-    ucp_worker_release_address(net->worker, address);
+    ucp_worker_release_address(*worker, address);
     return fits ? 0 : GW_E_LIMIT;
+}
+
+static int workers_new(struct net *net)
+{
+    struct net_address head = {.secret = net->secret};
+    int r = context_new(net);
+
+    net->address_bytes = sizeof(head);
+    for (uint32_t way = 0; r == 0 && way < NET_WAYS; way++)
+        r = worker_new(net, (enum net_way)way, &head);
+    memcpy(net->address, &head, sizeof(head));
+    return r == 0 ? net_messages_init(net) : r;
 }
 
 void net_address(const struct net *net, uint8_t ret_address[GW_FABRIC_ADDRESS_MAX],
@@ -406,10 +448,8 @@ int net_new(const struct net_config *config, struct net **ret_net)
     net->refuses = true;
     net->fault_at_ns = UINT64_MAX;
     pthread_mutex_init(&net->lock, NULL);
-    r = getrandom(&net->secret, sizeof(net->secret), 0) == sizeof(net->secret) ? worker_new(net)
+    r = getrandom(&net->secret, sizeof(net->secret), 0) == sizeof(net->secret) ? workers_new(net)
                                                                                : GW_E_INTERNAL;
-    if (r == 0)
-        r = find_address(net);
     if (r == 0)
         r = start(net);
     if (r < 0) {
@@ -430,8 +470,9 @@ struct net *net_free(struct net *net)
         wake_and_unlock(net);
         pthread_join(net->thread, NULL);
     }
-    if (net->worker)
-        ucp_worker_destroy(net->worker);
+    for (uint32_t way = 0; way < NET_WAYS; way++)
+        if (net->workers[way])
+            ucp_worker_destroy(net->workers[way]);
     if (net->context)
         ucp_cleanup(net->context);
     pthread_mutex_destroy(&net->lock);

@@ -21,21 +21,32 @@ struct net_held {
     uint8_t data[];
 };
 
+/* Two workers, so that there are two connections between two nodes, one for what each sends: what
+ * asks for bytes never stands behind the bytes that go the same way. */
+enum net_way { NET_OUT, NET_IN, NET_WAYS };
+
+/* What an address begins with; then NET_OUT's worker's, then NET_IN's. Nodes are of one kind: in the
+ * machine's byte order. */
+struct net_address {
+    uint64_t secret;
+    uint32_t bytes[NET_WAYS];
+};
+
 struct net_list {
     struct net_request *head, *tail;
 };
 
 struct net_peer {
     struct net *net;
-    ucp_ep_h endpoint;
+    ucp_ep_h endpoints[NET_WAYS]; /* NET_OUT: to its NET_IN, and the other way round */
     bool failed;
 };
 
 struct net {
     struct net_config config;
     ucp_context_h context;
-    ucp_worker_h worker;
-    int event_fd;
+    ucp_worker_h workers[NET_WAYS];
+    int event_fds[NET_WAYS];
     uint64_t secret;
     uint8_t address[GW_FABRIC_ADDRESS_MAX];
     uint32_t address_bytes;
