@@ -21,6 +21,8 @@
  *      gather, all-gather, broadcast, rank r: what is copied into r's memory (nothing where a slice
  *      is in place already, so nothing in mapped mode).
  *      control: what is written to the rank's board.
+ *    On several nodes what has come from others is read there as well, a sum of theirs once; what
+ *    it is made of is nobody's here.
  *    Reading and writing accumulators and shards is not moving.
  */
 #ifndef GW_FABRIC_FABRIC_H

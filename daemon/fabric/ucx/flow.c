@@ -50,16 +50,28 @@ void ucx_scratch_free(struct ucx_fabric *fabric)
 
 /* ---- making ---------------------------------------------------------------------------------- */
 
+/* Rows at a time: fewer where each takes room for many nodes. */
+static uint32_t window_of(const struct ucx_op *op, const struct ucx_flow *flow)
+{
+    uint32_t side_by_side = flow->send ? op->fabric->local.config.nodes->count : flow->pieces;
+    uint32_t window = UCX_SCRATCH_MAX / side_by_side;
+
+    if (window > UCX_WINDOW)
+        window = UCX_WINDOW;
+    if (window > flow->rows)
+        window = (uint32_t)flow->rows;
+    return window > 0 ? window : 1;
+}
+
 int ucx_flow_add(struct ucx_op *op, const struct ucx_flow *flow)
 {
     struct ucx_flow *to;
-    uint32_t window = flow->rows < UCX_WINDOW ? (uint32_t)flow->rows : UCX_WINDOW;
 
     if (op->flow_count == op->flow_room)
         return GW_E_INTERNAL;
     to = &op->flows[op->flow_count];
     *to = *flow;
-    to->window = window ? window : 1;
+    to->window = window_of(op, flow);
     to->slots = calloc((size_t)to->window * to->pieces, sizeof(*to->slots));
     to->missing = calloc(to->window, sizeof(*to->missing));
     op->flow_count++;

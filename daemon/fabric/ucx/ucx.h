@@ -16,6 +16,7 @@
 #define UCX_CHUNK_BYTES (1u << 20)                        /* of a message, at most */
 #define UCX_CHUNK_NUMEL (UCX_CHUNK_BYTES / sizeof(float)) /* whole chunks of the kernels */
 #define UCX_WINDOW 6u                                     /* rows of a flow under way at a time */
+#define UCX_SCRATCH_MAX 128u /* chunks that a sum has under way each way, at most */
 
 /* Messages of an op, by what they are. */
 #define UCX_RESULT (1ull << 62)
