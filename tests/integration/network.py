@@ -148,8 +148,8 @@ class Network:
     # ---- what may happen to it ----
 
     def shape(self, rate, limit="latency 50ms", burst=None):
-        """Both ways of all nodes' links. limit: of what waits; what is more is dropped. burst: bytes
-        that may pass at once (what comes between two ticks of a slow clock)."""
+        """Both ways of all nodes' links. limit: of what waits; what is more is dropped. burst:
+        bytes that may pass at once (what comes between two ticks of a slow clock)."""
         burst = burst or max(64 << 10, rate_bits(rate) // 8 // 100)
         tbf = f"root tbf rate {rate} burst {burst} {limit}"
         for node in range(self.nodes):

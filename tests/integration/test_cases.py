@@ -4,7 +4,7 @@
 The ids are those of the list of cases from the field; values are worked out by hand or by an
 independent rule in the test. Every rank is a process; the daemon is the real one. On GPUs the same
 values have to come, of smaller models where only size makes the time.
-ctest: device=cuda
+ctest: device=cuda nodes=too
 """
 import array
 import ctypes
@@ -149,7 +149,8 @@ def r03_rank(rank, world, where, overlap_off, steps, link):
 def test_r03_slow_reductions_give_the_same_bits_with_and_without_overlap(where, tmp_path):
     # A bucket's ring bytes are 16 KiB: at 16 MiB/s a reduction takes 1 ms, far longer than the
     # producer takes for a bucket.
-    slow, steps = 16 << 20, 10 if gw.on_cuda() else 100
+    few = gw.on_cuda() or isinstance(where["socket"], gw.Spread)
+    slow, steps = 16 << 20, 10 if few else 100
     on = gw.run(2, r03_rank, 2, where, 0, steps, slow)
     off = gw.run(2, r03_rank, 2, dict(where, id=str(tmp_path / "off.id")), 1, steps, 0)
     assert on == off
@@ -242,6 +243,7 @@ def r06_rank(rank, world, where, stage, bucket, numels):
     return out
 
 
+@pytest.mark.one_node("its size takes long, and r03 and the steps show it")
 def test_r06_bucket_size_does_not_change_a_bit(where, tmp_path):
     hashes = []
     numels = [3000, 4501, 2499] if gw.on_cuda() else [300_000, 450_001, 249_999]
@@ -481,6 +483,7 @@ def memory(daemon, gpus):
     return gpus.report()["used_bytes"] if gpus else daemon.shm_bytes()
 
 
+@pytest.mark.one_node("of that node's memory")
 def test_c06_memory_of_a_killed_rank_goes_and_other_jobs_go_on(where, daemon, gpus, tmp_path):
     other = dict(where, id=str(tmp_path / "other.id"))
     bystanders = gw.Ranks(2, c06_other_rank, 2, other)
@@ -721,6 +724,7 @@ def t08_rank(rank, where, fork):
     return os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.one_node("of that node's memory")
 @pytest.mark.parametrize("fork, rounds", [(False, 3 if gw.on_cuda() else 25), (True, 3)])
 def test_t08_memory_is_back_after_each_killed_client(where, daemon, gpus, fork, rounds):
     base = memory(daemon, gpus)

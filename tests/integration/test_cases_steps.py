@@ -2,7 +2,7 @@
 """Public failures of other systems (test_cases.py): ranks that differ, fetches, frozen layers.
 
 Values are worked out by hand.
-ctest: device=cuda
+ctest: device=cuda nodes=too
 """
 import json
 import struct

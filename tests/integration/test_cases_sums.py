@@ -2,7 +2,7 @@
 """Public failures of other systems (test_cases.py): dtypes, factors, groups.
 
 Values are worked out by hand; where a rounding decides, the test says which.
-ctest: device=cuda
+ctest: device=cuda nodes=too
 """
 import pytest
 

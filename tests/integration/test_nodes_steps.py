@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training across nodes: whatever the placement, the network's speed and what it loses, the bits are
-those of one node.
+"""Training across nodes: whatever the placement, the network's speed and what it loses, the bits
+are those of one node.
 ctest: label=nodes timeout=600
 """
 import ctypes as C
@@ -27,28 +27,36 @@ def where_of(tmp_path, socket_, name):
     return {"socket": socket_, "id": str(directory / "job.id"), "dir": str(directory)}
 
 
-def trained(tmp_path, name, socket_, world, stage, steps):
-    """The one digest of all fetched values and norms that all ranks have."""
-    where = where_of(tmp_path, socket_, name)
-    results = gw.run(world, training_rank, world, where, stage, steps, False, timeout=120 * SLOWER)
-    assert len(set(results)) == 1, f"{name}: ranks differ"
+def trained_rank(rank, world, runs, steps):
+    """One job after another, in one process."""
+    return [training_rank(rank, world, where, stage, steps, False) for where, stage in runs]
+
+
+def trained(tmp_path, world, steps, runs):
+    """The digest of all fetched values and norms, the same on all ranks, of each (name, socket,
+    stage)."""
+    runs = [(where_of(tmp_path, socket_, name), stage) for name, socket_, stage in runs]
+    results = gw.run(world, trained_rank, world, runs, steps, timeout=240 * SLOWER)
+    assert all(result == results[0] for result in results), f"ranks differ: {results}"
     return results[0]
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
 @pytest.mark.parametrize("count", [2, 3])
-def test_every_placement_has_the_bits_of_one_node(runtime_dir, tmp_path, count, stage):
+def test_every_placement_has_the_bits_of_one_node_in_every_stage(runtime_dir, tmp_path, count):
     with nodes.Cluster(runtime_dir, count) as cluster:
-        alone = trained(tmp_path, "alone", str(cluster.nodes[-1].socket), 4, stage, 3)
-        for number, place in enumerate(PLACES[count]):
-            assert trained(tmp_path, f"place{number}", cluster.spread(place), 4, stage, 3) == alone, \
-                f"ranks on {place}"
+        runs = [("alone", str(cluster.nodes[-1].socket), 2)]
+        runs += [(f"stage {stage}, ranks on {place}", cluster.spread(place), stage)
+                 for stage in range(4) for place in PLACES[count]]
+        alone, *apart = trained(tmp_path, 4, 3, runs)
+        assert [name for (name, _, _), digest in zip(runs[1:], apart) if digest != alone] == []
 
 
 def test_seven_and_eight_ranks(runtime_dir, tmp_path):
     with nodes.Cluster(runtime_dir, 2) as cluster:
-        alone = trained(tmp_path, "alone", str(cluster.nodes[0].socket), 15, 2, 2)
-        assert trained(tmp_path, "apart", cluster.spread([0] * 7 + [1] * 8), 15, 2, 2) == alone
+        alone, apart = trained(tmp_path, 15, 2, [
+            ("alone", str(cluster.nodes[0].socket), 2),
+            ("apart", cluster.spread([0] * 7 + [1] * 8), 2)])
+        assert alone == apart
 
 
 def shaped(cluster, rate, **options):
@@ -60,13 +68,14 @@ def shaped(cluster, rate, **options):
         pytest.skip(f"tc cannot shape here: {error}")
 
 
-@pytest.mark.parametrize("stage", [2, 3])
-def test_a_slow_network_that_loses_packets_changes_no_bit(runtime_dir, tmp_path, stage):
+def test_a_slow_network_that_loses_packets_changes_no_bit(runtime_dir, tmp_path):
     """A queue of three packets: of what comes faster than the link the rest is dropped."""
     with nodes.Cluster(runtime_dir, 2, "star_lost = 10s\nstar_beat = 1s\n") as cluster:
-        alone = trained(tmp_path, "alone", str(cluster.nodes[0].socket), 4, stage, 3)
         shaped(cluster, "20mbit", limit="limit 5000", burst=5000)
-        assert trained(tmp_path, "lossy", cluster.spread(), 4, stage, 3) == alone
+        alone, *lossy = trained(tmp_path, 4, 3, [
+            ("alone", str(cluster.nodes[0].socket), 2), ("stage 2", cluster.spread(), 2),
+            ("stage 3", cluster.spread("dealt"), 3)])
+        assert lossy == [alone] * 2
         dropped = sum(cluster.network.dropped(node) for node in range(2))
         print(f"{dropped} packets were dropped")
         assert dropped > 0
@@ -133,7 +142,7 @@ def relayed_rank(rank, world, where, stage, steps):
 def test_a_slow_way_to_the_root_changes_no_bit(runtime_dir, tmp_path):
     """What ranks declare comes 30 ms late to the root, and what it decides 30 ms late back."""
     with nodes.Cluster(runtime_dir, 2, namespaces=False) as cluster:
-        alone = trained(tmp_path, "alone", str(cluster.nodes[0].socket), 2, 3, 2)
+        (alone,) = trained(tmp_path, 2, 2, [("alone", str(cluster.nodes[0].socket), 3)])
         where = where_of(tmp_path, cluster.spread(), "late")
         where["root_id"] = where["id"] + ".root"
         ranks = gw.Ranks(2, relayed_rank, 2, where, 3, 2)
@@ -151,13 +160,11 @@ def test_a_slow_way_to_the_root_changes_no_bit(runtime_dir, tmp_path):
 def test_two_jobs_at_once_on_the_same_nodes(runtime_dir, tmp_path):
     """Their roots are on different nodes, and each has the bits that it has alone."""
     with nodes.Cluster(runtime_dir, 2) as cluster:
-        sockets = str(cluster.nodes[0].socket)
-        alone = {stage: trained(tmp_path, f"alone{stage}", sockets, 2, stage, 12)
-                 for stage in (2, 3)}
+        (alone,) = trained(tmp_path, 2, 12, [("alone", str(cluster.nodes[0].socket), 2)])
         jobs = {}
         for stage, place in ((2, [0, 1]), (3, [1, 0])):
             where = where_of(tmp_path, cluster.spread(place), f"job{stage}")
             flag(where, "go")
             jobs[stage] = gw.Ranks(2, training_rank, 2, where, stage, 12, True)
-        for stage, ranks in jobs.items():
-            assert ranks.join(120 * SLOWER) == [("ok", alone[stage])] * 2
+        for ranks in jobs.values():
+            assert ranks.join(120 * SLOWER) == [("ok", alone)] * 2
