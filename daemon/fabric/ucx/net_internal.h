@@ -25,8 +25,8 @@ struct net_held {
  * asks for bytes never stands behind the bytes that go the same way. */
 enum net_way { NET_OUT, NET_IN, NET_WAYS };
 
-/* What an address begins with; then NET_OUT's worker's, then NET_IN's. Nodes are of one kind: in the
- * machine's byte order. */
+/* What an address begins with; then NET_OUT's worker's, then NET_IN's. Nodes are of one kind: in
+ * the machine's byte order. */
 struct net_address {
     uint64_t secret;
     uint32_t bytes[NET_WAYS];
