@@ -16,6 +16,7 @@ struct spot {
     uint64_t shard;  /* stage 3 private: the span in PARAMS */
     uint64_t master, grads, acc, shard_grads;
     uint64_t gathered; /* stage 3: behind the start of its fetch unit */
+    uint64_t secondary;
     uint64_t span;     /* elements, in shard arrays */
 };
 
@@ -135,6 +136,15 @@ static uint64_t take(struct place *place, enum gw_arena_kind kind, uint64_t nume
     return at;
 }
 
+/* What is gathered again and again, of group 0. */
+static bool keeps_second(const struct place *place, const struct gw_layout_bucket *bucket)
+{
+    bool persistent = place->page->persistent && bucket->fetch_unit == 0;
+
+    return place->page->stage == 3 && !place->mapped && place->options.secondary_ranks > 0 &&
+           bucket->group == 0 && !persistent;
+}
+
 static void put_params(struct place *place, uint32_t b, struct spot *spot)
 {
     const struct gw_layout_bucket *at = &place->buckets[b];
@@ -152,6 +162,9 @@ static void put_params(struct place *place, uint32_t b, struct spot *spot)
         spot->gathered = place->fetch_bytes[at->fetch_unit];
         place->fetch_bytes[at->fetch_unit] += full * gw_dtype_bytes(at->dtype);
     }
+    if (keeps_second(place, at))
+        spot->secondary = take(place, GW_ARENA_SECONDARY, full / place->options.secondary_ranks,
+                               at->dtype);
     if (at->dtype != GW_DTYPE_FP32)
         spot->master = take(place, GW_ARENA_MASTER, span, GW_DTYPE_FP32);
     spot->span = place->arena_bytes[GW_ARENA_ARRAY];
@@ -222,7 +235,8 @@ int place_new(const struct gw_layout_page *page, const struct wire_seal *options
     for (uint32_t b = 0; b < page->buckets; b++) {
         struct spot *spot = &place->spots[b];
 
-        *spot = (struct spot){NOWHERE, NOWHERE, NOWHERE, NOWHERE, NOWHERE, NOWHERE, NOWHERE, 0};
+        *spot = (struct spot){NOWHERE, NOWHERE, NOWHERE, NOWHERE,
+                              NOWHERE, NOWHERE, NOWHERE, NOWHERE, 0};
         put_params(place, b, spot);
         if (is_mine(place, b))
             put_grads(place, b, spot);
@@ -317,4 +331,10 @@ struct place_ref place_master(const struct place *place, uint32_t bucket, uint32
 uint64_t place_gathered(const struct place *place, uint32_t bucket)
 {
     return place->spots[bucket].gathered;
+}
+
+struct place_ref place_secondary(const struct place *place, uint32_t bucket)
+{
+    return ref_at(GW_ARENA_SECONDARY, place->spots[bucket].secondary,
+                  place->buckets[bucket].dtype);
 }

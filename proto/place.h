@@ -15,8 +15,9 @@
  *
  * The reduced gradient lies in GRADS only in buckets whose accumulators have the gradients' dtype.
  * GRADS, RING and OVERFLOW have a bucket's gradient dtype, ACC and SHARD_GRADS its accumulators'
- * (accum_dtype), PARAMS, SHARED_PARAMS and POOL its parameters'; MASTER is fp32 and has the rank's
- * spans of buckets whose parameters are not. Offsets of buckets are multiples of shard_align_bytes.
+ * (accum_dtype), PARAMS, SHARED_PARAMS, POOL and SECONDARY its parameters'; MASTER is fp32 and has
+ * the rank's spans of buckets whose parameters are not. Offsets of buckets are multiples of
+ * shard_align_bytes.
  */
 #ifndef GW_PROTO_PLACE_H
 #define GW_PROTO_PLACE_H
@@ -90,5 +91,8 @@ struct place_ref place_master(const struct place *place, uint32_t bucket, uint32
 /* Stage 3 private: the bucket's bytes behind the start of its gathered fetch unit. The persistent
  * fetch unit is gathered to the POOL's start, others behind it. */
 uint64_t place_gathered(const struct place *place, uint32_t bucket);
+/* Its secondary shard of the bucket's parameters: 1 of secondary_ranks equal slices. NONE: there is
+ * none, of persistent parameters and of groups but the first. */
+struct place_ref place_secondary(const struct place *place, uint32_t bucket);
 
 #endif

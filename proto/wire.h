@@ -103,6 +103,7 @@ enum gw_arena_kind {
     GW_ARENA_BUFFER = 11,       /* a registered buffer; index: its id */
     GW_ARENA_VERDICT = 12,      /* struct gw_shm_verdict in device memory, per rank */
     GW_ARENA_MASTER = 13,       /* fp32 values of the rank's spans of fp16 and bf16 parameters */
+    GW_ARENA_SECONDARY = 14,    /* secondary shards; the engine's own: ARENA_GET refuses it */
     GW_ARENA_KINDS
 };
 
@@ -148,6 +149,7 @@ struct wire_seal {
     double pre_scale;
     uint32_t reduce_dtype, accum_as_grads, shard_ranks;
     uint64_t persist_bytes, reuse_bytes;
+    uint32_t secondary_ranks;
 };
 
 struct wire_op {

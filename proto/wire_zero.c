@@ -74,6 +74,7 @@ static const struct wire_field seal[] = {
     WIRE_U32(Seal, MSG, u.seal., shard_ranks, 0, GW_RANKS_MAX),
     WIRE_U64(Seal, MSG, u.seal., persist_bytes, UINT64_MAX),
     WIRE_U64(Seal, MSG, u.seal., reuse_bytes, UINT64_MAX),
+    WIRE_U32(Seal, MSG, u.seal., secondary_ranks, 0, GW_RANKS_MAX),
 };
 
 /* shard_align_bytes: 0 (default) or a power of 2 that holds an fp32. */
@@ -98,7 +99,7 @@ static const struct wire_field sealed[] = {
 WIRE_MESSAGE(sealed, sealed, NULL);
 
 static const struct wire_field arena_get[] = {
-    WIRE_U32(ArenaGet, MSG, u.arena_get., kind, GW_ARENA_PARAMS, GW_ARENA_KINDS - 1),
+    WIRE_U32(ArenaGet, MSG, u.arena_get., kind, GW_ARENA_PARAMS, GW_ARENA_SECONDARY - 1),
     WIRE_U32(ArenaGet, MSG, u.arena_get., index, 0, UINT32_MAX),
 };
 WIRE_MESSAGE(arena_get, arena_get, NULL);

@@ -324,6 +324,7 @@ static int take_options(const struct gw_zero_options *given, struct wire_seal *r
         .shard_ranks = o.shard_ranks,
         .persist_bytes = o.persist_bytes,
         .reuse_bytes = o.reuse_bytes,
+        .secondary_ranks = o.secondary_ranks,
     };
     return 0;
 }

@@ -7,6 +7,7 @@ enum gw_memory memory_use(enum gw_arena_kind kind)
     switch (kind) {
     case GW_ARENA_PARAMS:
     case GW_ARENA_SHARED_PARAMS:
+    case GW_ARENA_SECONDARY:
         return GW_MEMORY_PARAMS;
     case GW_ARENA_GRADS:
     case GW_ARENA_ACC:

@@ -46,6 +46,7 @@ static const struct option {
     OPTION(shard_ranks, OPTION_U32, 0, GW_RANKS_MAX, 0),
     OPTION(persist_bytes, OPTION_U64, 0, 0, 0),
     OPTION(reuse_bytes, OPTION_U64, 0, 0, 0),
+    OPTION(secondary_ranks, OPTION_U32, 0, GW_RANKS_MAX, 0),
 #undef OPTION
 };
 #define OPTIONS (sizeof(options) / sizeof(options[0]))
@@ -140,6 +141,28 @@ int options_check_runs(const struct wire_seal *seal, uint32_t shard_ranks, uint3
     return GW_E_INVALID;
 }
 
+static int check_blocks(const struct wire_seal *seal, uint32_t world, struct text *text)
+{
+    uint32_t ranks = seal->secondary_ranks;
+
+    if (ranks == 0)
+        return 0;
+    if (seal->stage != 3)
+        text_add(text, "secondary_ranks is for stage 3, but stage is %u, where parameters are not "
+                 "gathered twice: use 0", seal->stage);
+    else if (seal->gather == GW_GATHER_MAPPED)
+        text_add(text, "secondary_ranks is %u, but with gather mapped all read the one copy of the "
+                 "shards: use 0, or gather private", ranks);
+    else if (world % ranks != 0)
+        text_add(text, "secondary_ranks is %u, but must divide the %u ranks", ranks, world);
+    else if (seal->shard_ranks > 0 && seal->shard_ranks < world)
+        text_add(text, "secondary_ranks is %u and shard_ranks %u, but a run of shard_ranks holds a "
+                 "whole copy of the shards already: use one of them", ranks, seal->shard_ranks);
+    else
+        return 0;
+    return GW_E_INVALID;
+}
+
 /* What only some devices and nodes can do. */
 static int check_place(const struct wire_seal *seal, uint32_t device, bool spans,
                        struct text *text)
@@ -170,8 +193,12 @@ int options_check(struct wire_seal *seal, uint32_t world, uint32_t device, bool 
         r = check_factors(seal, text);
     if (r == 0)
         r = options_check_runs(seal, seal->shard_ranks, world, "", text);
+    if (r == 0)
+        r = check_blocks(seal, world, text);
     if (r < 0)
         return r;
+    if (seal->secondary_ranks == world) /* the shards themselves */
+        seal->secondary_ranks = 0;
     if (seal->accumulate == GW_ACCUMULATE_AUTO)
         seal->accumulate = seal->stage >= 2 ? GW_ACCUMULATE_SHARD : GW_ACCUMULATE_LOCAL;
     if (seal->pre_scale == 0)

@@ -150,6 +150,7 @@ static const char *kind_name(enum gw_arena_kind kind)
     static const char *const names[GW_ARENA_KINDS] = {
         "none",     "params", "grads",   "acc",           "ring",   "shard-grads", "pool",
         "overflow", "array",  "staging", "shared-params", "buffer", "verdict",     "master",
+        "secondary",
     };
     return names[kind];
 }

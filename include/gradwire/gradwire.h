@@ -247,6 +247,11 @@ struct gw_zero_options {
     uint64_t reuse_bytes;       /* stage 3: a released unit stays gathered if, in the order
                                  * followed, less than so many bytes are fetched before it is
                                  * again, and the budget allows; 0: off */
+    uint32_t secondary_ranks;   /* stage 3, private gather: each block of so many neighbouring
+                                 * ranks (it divides the ranks; a node's, best) keeps a second
+                                 * copy of group 0's shards, filled by the block's first gather of
+                                 * a version; its later gathers stay inside the block; 0: none */
+    uint32_t reserved;
 };
 
 /* Ranks that hold, reduce and update some of the parameters together: data-parallel groups beside

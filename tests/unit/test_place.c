@@ -453,6 +453,34 @@ static void persistent_parameters_lie_before_the_pool(void **state)
     close_job(&job);
 }
 
+/* Blocks of two: each rank keeps half of each bucket of the first group, in the parameters' dtype;
+ * nothing of persistent parameters. */
+static void secondary_shards_are_slices_of_a_block(void **state)
+{
+    struct wire_seal o = {
+        .stage = 3, .accumulate = SHARD, .gather_bytes = 1, .secondary_ranks = 2};
+    struct job job = open_mixed(o, BOTH, 0);
+
+    (void)state;
+    check_ref(place_secondary(job.place, 0), GW_ARENA_SECONDARY, FP32, 0);
+    check_ref(place_secondary(job.place, 1), GW_ARENA_SECONDARY, BF16, 16);
+    check_none(place_secondary(job.place, 2));
+    check_ref(place_secondary(job.place, 3), GW_ARENA_SECONDARY, BF16, 32);
+    check_bytes(&job, GW_ARENA_SECONDARY, 40);
+    close_job(&job);
+    o.persist_bytes = 12;
+    job = open_mixed(o, 1, 0);
+    check_none(place_secondary(job.place, 0));
+    check_none(place_secondary(job.place, 1));
+    check_ref(place_secondary(job.place, 3), GW_ARENA_SECONDARY, BF16, 16);
+    check_bytes(&job, GW_ARENA_SECONDARY, 32);
+    close_job(&job);
+    o = (struct wire_seal){.stage = 3, .gather = GW_GATHER_MAPPED, .secondary_ranks = 2};
+    job = open_mixed(o, 1, 0);
+    check_bytes(&job, GW_ARENA_SECONDARY, 0);
+    close_job(&job);
+}
+
 /* A rank outside a group has nothing of its buckets; what follows moves up. */
 static void other_groups_buckets_take_no_room(void **state)
 {
@@ -576,6 +604,7 @@ int main(void)
         cmocka_unit_test(stage_3_of_mixed_dtypes),
         cmocka_unit_test(stage_3_mapped),
         cmocka_unit_test(persistent_parameters_lie_before_the_pool),
+        cmocka_unit_test(secondary_shards_are_slices_of_a_block),
         cmocka_unit_test(other_groups_buckets_take_no_room),
         cmocka_unit_test(hybrid_slices_are_those_of_a_run),
         cmocka_unit_test(fp16_is_not_bf16),
