@@ -308,6 +308,11 @@ struct core_ref core_master_slice(const struct core *core, uint32_t bucket, uint
     return core->zero ? zero_master_slice(core->zero, bucket, rank) : nowhere;
 }
 
+struct core_ref core_secondary_slice(const struct core *core, uint32_t bucket, uint32_t rank)
+{
+    return core->zero ? zero_secondary_slice(core->zero, bucket, rank) : nowhere;
+}
+
 struct core_ref core_param_ref(const struct core *core, uint32_t param, uint64_t offset,
                                uint32_t rank, uint64_t *ret_count)
 {

@@ -75,6 +75,8 @@ enum core_op_kind {
     CORE_OP_ALL_GATHER,     /* collectives layer: out[r][q*numel ..] = in[q][0..numel), every r */
     CORE_OP_GATHER,         /* ZeRO: `bucket_count` buckets of all owners, for op.rank: the first to
                              * out[0], others behind it as their core_gathered are */
+    CORE_OP_FILL,           /* in[0], as a GATHER has left it there, to the secondary shards of the
+                             * members: of each bucket, the i-th of `world` slices to member i's */
     CORE_OP_BROADCAST,      /* out[r] = in[0], every r but op.rank (the root) */
     CORE_OP_BARRIER,        /* nothing but what it waits for and signals; on any stream, for any
                              * of the ranks (members), also without signals */
@@ -95,17 +97,19 @@ struct core_op {
     uint8_t measure;    /* 1: a pass of gw_measure_sync: not counted */
     uint8_t partials;   /* 1: leave squares and non-finite counts of `bucket` for the verdict */
     uint8_t in_place_skip; /* GATHER: the rank's own slice is there already */
+    uint8_t secondary;     /* GATHER: from the secondary shards of the members */
     uint8_t order;         /* enum gw_order, of sums over ranks */
     uint8_t in_dtype, out_dtype; /* enum gw_dtype of what in and out refer to. Sums are made in fp32
                             * and rounded once to out_dtype; what is added to out with `accumulate`
                             * is read from it. GATHER: each bucket has its own */
     uint8_t round_dtype;   /* sums over ranks: each input is rounded to it first; FP32: not */
     uint8_t norm;          /* enum gw_norm: what partials and verdict are of */
-    uint32_t rank;      /* GATHER, LOCAL_ADD, ZERO, CAST: for whom; BROADCAST: the root */
+    uint32_t rank;      /* GATHER, FILL, LOCAL_ADD, ZERO, CAST: for whom, or whose in[0] is;
+                         * BROADCAST: the root */
     uint32_t world;     /* members: entries of in and out; GATHER: owners of the slices, in order */
     const uint32_t *members; /* their ranks, in group order */
     float scale;
-    uint32_t bucket, bucket_count; /* GATHER: all of one group */
+    uint32_t bucket, bucket_count; /* GATHER, FILL: all of one group */
     uint64_t version; /* GATHER: of the parameters: rises with every update and write */
     uint32_t slice_first, slices;  /* partials: member i leaves those of slice slice_first + i of
                                     * the `slices` that the bucket's result has in all */
@@ -252,6 +256,8 @@ uint64_t core_arena_bytes(const struct core *core, enum gw_arena_kind kind, int 
  * the same place where the parameters are fp32). kind NONE: it is not in the bucket's group. */
 struct core_ref core_param_slice(const struct core *core, uint32_t bucket, uint32_t rank);
 struct core_ref core_master_slice(const struct core *core, uint32_t bucket, uint32_t rank);
+/* Rank r's secondary shard of bucket b: of the slices of its block, its own. */
+struct core_ref core_secondary_slice(const struct core *core, uint32_t bucket, uint32_t rank);
 /* Where element `offset` of a parameter lies in rank r's memory: as gathered or full (dtype of the
  * parameter), or its master. kind NONE: r holds none of it there. *ret_count: for how many elements
  * from there on the answer holds, contiguously. SHARED_PARAMS: told for every rank of the group. */

@@ -17,6 +17,7 @@ static const char *const op_names[] = {
     [CORE_OP_BROADCAST] = "broadcast",           [CORE_OP_BARRIER] = "update",
     [CORE_OP_LOCAL_ADD] = "local sum",           [CORE_OP_ZERO] = "zero-fill",
     [CORE_OP_CAST] = "rounding",                 [CORE_OP_VERDICT] = "verdict",
+    [CORE_OP_FILL] = "fill of secondary shards",
 };
 
 /* Room for one more at the end: what was popped in front is used first. */
@@ -94,7 +95,8 @@ static void describe(const struct core_flight *flight, struct text *text)
     else if (flight->kind != CORE_OP_VERDICT && flight->kind != CORE_OP_BARRIER)
         text_add(text, " of bucket %u", flight->bucket);
     if (flight->kind == CORE_OP_GATHER || flight->kind == CORE_OP_LOCAL_ADD ||
-        flight->kind == CORE_OP_ZERO || flight->kind == CORE_OP_CAST)
+        flight->kind == CORE_OP_ZERO || flight->kind == CORE_OP_CAST ||
+        flight->kind == CORE_OP_FILL)
         text_add(text, " for rank %u", flight->rank);
     text_add(text, " (step %llu)", (unsigned long long)flight->step);
     if (flight->producers) {

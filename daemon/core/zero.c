@@ -131,6 +131,7 @@ static void fill(struct zero *z, const struct layout *layout, const struct wire_
     z->local = options->accumulate == GW_ACCUMULATE_LOCAL;
     z->ring = z->stage >= 2 && !z->local;
     z->mapped = z->stage == 3 && options->gather == GW_GATHER_MAPPED;
+    z->secondary_ranks = options->secondary_ranks;
     z->bucket_table = layout_buckets(layout);
     z->group_count = page->groups;
     z->buckets = page->buckets;
@@ -161,6 +162,8 @@ int zero_new(const struct layout *layout, const struct wire_seal *options, uint3
     r = allocate(z);
     if (r == 0)
         r = groups_init(z);
+    if (r == 0)
+        r = secondary_init(z);
     if (r == 0)
         r = make_plans(z);
     if (r == 0)
@@ -209,6 +212,7 @@ struct zero *zero_free(struct zero *z)
     free(z->unit_held);
     free(z->unit_gather);
     grant_free(z);
+    secondary_free(z);
     free(z);
     return NULL;
 }
@@ -621,6 +625,7 @@ int zero_reattach(struct zero *z, struct core_fault *ret_fault)
     z->unheard = 0;
     ops_reset(z);
     grant_reset(z);
+    secondary_forget(z);
     tokens_reset(z);
     reset_groups(z);
     grad_reset_step(z);

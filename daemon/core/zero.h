@@ -75,6 +75,7 @@ uint64_t zero_steps(const struct zero *zero);
 uint64_t zero_arena_bytes(const struct zero *zero, enum gw_arena_kind kind, int rank);
 struct core_ref zero_param_slice(const struct zero *zero, uint32_t bucket, uint32_t rank);
 struct core_ref zero_master_slice(const struct zero *zero, uint32_t bucket, uint32_t rank);
+struct core_ref zero_secondary_slice(const struct zero *zero, uint32_t bucket, uint32_t rank);
 struct core_ref zero_param_ref(const struct zero *zero, uint32_t param, uint64_t offset,
                                uint32_t rank, uint64_t *ret_count);
 struct core_ref zero_master_ref(const struct zero *zero, uint32_t param, uint64_t offset,

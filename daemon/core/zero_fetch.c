@@ -107,10 +107,9 @@ int fetch_step_end(struct zero *z, uint32_t rank)
 
 /* ---- serving --------------------------------------------------------------------------------- */
 
-/* Where the part goes. Mapped: the parameters are where they are read; the op counts and orders,
- * moves nothing. */
-static struct core_ref destination(const struct zero *z, uint32_t rank, uint32_t bucket,
-                                   uint64_t offset_bytes)
+/* Mapped: the parameters are where they are read; the op counts and orders, moves nothing. */
+struct core_ref fetch_place(const struct zero *z, uint32_t rank, uint32_t bucket,
+                            uint64_t offset_bytes)
 {
     if (z->mapped)
         return (struct core_ref){.kind = GW_ARENA_NONE};
@@ -136,13 +135,15 @@ struct core_op *fetch_part_op(struct zero *z, uint32_t rank, uint32_t part, uint
     ops_payload(z, op, OPS_OF_PARAMS, at->first_bucket, at->buckets);
     op->rank = rank;
     op->in_place_skip = z->stage < 3;
-    op->version = group->commits + z->writes + 1; /* both only rise */
+    op->version = zero_version(z, group);
+    if (flight == FLIGHT_GATHER && secondary_holds(z, rank, part))
+        secondary_read(z, op, part);
     tokens_gather(z, op, at->group);
     if (flight == FLIGHT_GATHER)
         *zero_gather_op(z, rank, at->group) = op->id;
     op->out = out;
     if (out)
-        *out = destination(z, rank, at->first_bucket, offset_bytes);
+        *out = fetch_place(z, rank, at->first_bucket, offset_bytes);
     if (flying)
         flying->ranks = ZERO_BIT(rank);
     return op;
@@ -229,8 +230,10 @@ static void gather_ahead(struct zero *z, uint32_t rank, uint64_t step)
 {
     struct prefetch_gather gather;
 
-    while (prefetch_ahead(z->ranks[rank].plan, &gather))
+    while (prefetch_ahead(z->ranks[rank].plan, &gather)) {
         (void)launch_gather(z, rank, &gather, step, true);
+        secondary_fill(z, rank, &gather);
+    }
 }
 
 /* Bytes enough may be free, but in pieces: units held cannot move. */
@@ -287,6 +290,7 @@ static int serve_planned(struct zero *z, uint32_t rank, const struct zero_late *
         signals = ops_signals(z, op, 1);
         if (signals)
             *signals = served(z, rank, what->unit, gather.offset_bytes);
+        secondary_fill(z, rank, &gather);
     }
     gather_ahead(z, rank, what->step);
     return 0;

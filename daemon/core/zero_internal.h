@@ -11,6 +11,7 @@
  *   zero_slot.c     ring slots: who holds them, ACQUIRE, overflow
  *   zero_step.c     verdict, update windows, commits, gathers that follow a version
  *   zero_fetch.c    fetch and release in all stages
+ *   zero_secondary.c  secondary shards: which version a block of ranks has
  *   zero_measure.c  MEASURE
  *   zero_io.c       PARAM_IO
  *   zero_ops.c      ops: making them, what is in flight, times
@@ -217,7 +218,14 @@ struct zero_rank {
     uint64_t served;       /* fetches and step ends, of this generation */
 };
 
-enum flight_kind { FLIGHT_REDUCE, FLIGHT_GATHER, FLIGHT_CAST, FLIGHT_OTHER, FLIGHT_MEASURE };
+enum flight_kind {
+    FLIGHT_REDUCE,
+    FLIGHT_GATHER,
+    FLIGHT_FILL,
+    FLIGHT_CAST,
+    FLIGHT_OTHER,
+    FLIGHT_MEASURE,
+};
 
 struct zero_flight { /* an op that was launched and is not known to be done */
     uint64_t id;
@@ -228,6 +236,12 @@ struct zero_flight { /* an op that was launched and is not known to be done */
 };
 
 struct zero_grants;
+
+/* A block's copy of a part. */
+struct zero_secondary {
+    uint64_t version; /* 0: none */
+    uint64_t op;      /* that fills it */
+};
 
 struct zero_measure {
     uint32_t pass;      /* 0 .. 2 while running */
@@ -269,7 +283,8 @@ struct zero {
     uint32_t part_count;
     uint32_t *unit_parts;  /* stage 3: first part of each fetch unit, and the end */
     uint64_t *gather_commits; /* rank x group: commits that its GATHER stream waits for */
-    uint64_t *gather_ops;     /* rank x group: its last gather of the group's parameters */
+    uint64_t *gather_ops;     /* rank x group: its last gather of the group's parameters, or fill
+                               * behind it */
     struct place **places; /* one for each set of groups that some rank is in */
     uint64_t *place_groups;
     uint32_t place_count;
@@ -291,6 +306,8 @@ struct zero {
     uint32_t *unit_held;       /* rank x unit */
     uint64_t *unit_gather;     /* rank x fetch unit, stage 3: last gather op */
     struct zero_grants *grants; /* stage 3 on the host */
+    uint32_t secondary_ranks;  /* of a block; 0: there are no secondary shards */
+    struct zero_secondary *secondaries; /* part x block; NULL: none */
 
     uint64_t step;
     uint64_t declared;         /* ranks that declared anything in the ledger's step */
@@ -369,6 +386,12 @@ static inline uint64_t *zero_gather_op(const struct zero *z, uint32_t rank, uint
     return &z->gather_ops[(size_t)rank * z->group_count + group];
 }
 
+/* Of the group's parameters: rises with every commit and write. From 1. */
+static inline uint64_t zero_version(const struct zero *z, const struct zero_group *group)
+{
+    return group->commits + z->writes + 1;
+}
+
 static inline bool zero_hybrid(const struct zero_group *group)
 {
     return group->shard_ranks < group->count;
@@ -436,7 +459,8 @@ bool tokens_room(struct zero *z, struct core_op *op, size_t count);
 void tokens_add(struct core_op *op, uint32_t rank, const struct wire_after *after);
 /* A release was served: its memory may be taken once the tokens are reached. */
 void tokens_release(struct zero *z, uint32_t rank, const struct wire_after *after);
-/* Of a gather: what it reads is committed, and rounded; what it overwrites is read. */
+/* Of a gather: what it reads is committed, and rounded (of secondary shards: what filled them has
+ * waited for that); what it overwrites is read. */
 void tokens_gather(struct zero *z, struct core_op *op, uint32_t group);
 /* Of an op that writes to reduced gradients: of its members, once per step; of one rank. */
 void tokens_shards(struct zero *z, struct core_op *op);
@@ -536,12 +560,28 @@ const char *fetch_held_name(const struct zero *z, uint32_t rank);
 /* One part of a gather, for the rank. Stage 3: its fetch unit lies at offset_bytes of the POOL. */
 struct core_op *fetch_part_op(struct zero *z, uint32_t rank, uint32_t part, uint64_t offset_bytes,
                               enum flight_kind flight);
+/* Where that part, or a bucket of it, goes. Mapped: NONE. */
+struct core_ref fetch_place(const struct zero *z, uint32_t rank, uint32_t bucket,
+                            uint64_t offset_bytes);
 /* Stage 3: all of the rank's persistent parameters of a group. */
 void fetch_persistent(struct zero *z, uint32_t rank, uint32_t group, uint64_t step, bool counted);
 /* No rank holds a unit, and pools no longer hold what is in the shards: units are gathered anew. */
 void fetch_forget(struct zero *z);
 /* Bytes of the POOL that persistent parameters take. */
 uint64_t fetch_persistent_bytes(const struct zero *z, uint32_t rank);
+
+/* ---- zero_secondary.c: there need be none ---------------------------------------------------- */
+
+int secondary_init(struct zero *z);
+void secondary_free(struct zero *z);
+/* There are no copies any more. */
+void secondary_forget(struct zero *z);
+/* The rank's block has a copy of the part, of the present version. */
+bool secondary_holds(const struct zero *z, uint32_t rank, uint32_t part);
+/* The gather of the part reads that copy. */
+void secondary_read(struct zero *z, struct core_op *op, uint32_t part);
+/* The rank has just gathered this: its block's copies are filled from it, where they are stale. */
+void secondary_fill(struct zero *z, uint32_t rank, const struct prefetch_gather *gather);
 
 /* ---- zero_grant.c: all do nothing where there are no grants ---------------------------------- */
 

@@ -46,6 +46,12 @@ static bool flights_grow(struct zero *z)
     return true;
 }
 
+/* Reads or writes parameters. */
+static bool moves(enum flight_kind kind)
+{
+    return kind == FLIGHT_GATHER || kind == FLIGHT_FILL || kind == FLIGHT_CAST;
+}
+
 static void flight_add(struct zero *z, uint64_t id, enum flight_kind kind)
 {
     while (flight_place(z, id)->id) {
@@ -57,7 +63,7 @@ static void flight_add(struct zero *z, uint64_t id, enum flight_kind kind)
     *flight_place(z, id) = (struct zero_flight){
         .id = id, .step = z->step + 1, .ranks = z->everyone, .kind = (uint8_t)kind};
     z->flight_count++;
-    z->moves_in_flight += kind == FLIGHT_GATHER || kind == FLIGHT_CAST;
+    z->moves_in_flight += moves(kind);
 }
 
 struct zero_flight *ops_flight(const struct zero *z, uint64_t op)
@@ -189,7 +195,8 @@ static void comm_add(struct zero_comm *comm, uint64_t step, uint64_t started_ns,
     intervals_add(comm->set[i], started_ns, done_ns);
 }
 
-/* Reductions and gathers are communication; local adds, zero fills, casts, the verdict are not. */
+/* Reductions and gathers are communication; local adds, zero fills, casts, the verdict are not. Nor
+ * is what fills secondary shards: nobody waits for it as such. */
 static void count_comm(struct zero *z, const struct zero_flight *flight, uint64_t started_ns,
                        uint64_t done_ns)
 {
@@ -212,7 +219,7 @@ void zero_op_done(struct zero *z, uint64_t now_ns, uint64_t op, uint64_t started
     flight = *at;
     at->id = 0;
     z->flight_count--;
-    z->moves_in_flight -= flight.kind == FLIGHT_GATHER || flight.kind == FLIGHT_CAST;
+    z->moves_in_flight -= moves((enum flight_kind)flight.kind);
     count_comm(z, &flight, started_ns, done_ns);
     if (flight.kind == FLIGHT_REDUCE)
         slot_op_done(z, op);

@@ -84,6 +84,13 @@ struct core_ref zero_master_slice(const struct zero *z, uint32_t bucket, uint32_
     return ref_of(place_master(place_of(z, rank), bucket, slice_of(z, bucket, rank)), rank);
 }
 
+struct core_ref zero_secondary_slice(const struct zero *z, uint32_t bucket, uint32_t rank)
+{
+    if (!holds(z, bucket, rank))
+        return (struct core_ref){.kind = GW_ARENA_NONE};
+    return ref_of(place_secondary(place_of(z, rank), bucket), rank);
+}
+
 uint64_t zero_gathered(const struct zero *z, uint32_t bucket, uint32_t rank)
 {
     return holds(z, bucket, rank) && z->stage == 3 && !z->mapped

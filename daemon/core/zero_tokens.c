@@ -102,19 +102,31 @@ static uint32_t release_tokens(const struct zero_rank *mine)
     return count;
 }
 
+/* The owners' commits, and what rounds their masters. *ret_count tokens of theirs are to come. */
+static bool wait_commits(struct zero *z, struct core_op *op, uint32_t group, uint32_t *ret_count)
+{
+    uint64_t *waited = &z->gather_commits[(size_t)op->rank * z->group_count + group];
+    bool news = !op->secondary && *waited != z->groups[group].commits;
+    bool commits = news && zero_edge(z, EDGE_COMMITTED);
+
+    if (news)
+        *waited = z->groups[group].commits;
+    if (news && z->groups[group].rounds && zero_edge(z, EDGE_ROUNDED))
+        wait_rounded(z, op);
+    *ret_count = commits ? commit_tokens(z, op) : 0;
+    return commits;
+}
+
 /* The rank's GATHER stream waits once for each. */
 void tokens_gather(struct zero *z, struct core_op *op, uint32_t group)
 {
     uint32_t rank = op->rank;
     struct zero_rank *mine = &z->ranks[rank];
-    uint64_t *waited = &z->gather_commits[(size_t)rank * z->group_count + group];
-    bool news = *waited != z->groups[group].commits, releases = zero_edge(z, EDGE_RELEASED);
-    bool commits = news && zero_edge(z, EDGE_COMMITTED);
-    uint32_t count = (commits ? commit_tokens(z, op) : 0) + (releases ? release_tokens(mine) : 0);
+    bool releases = zero_edge(z, EDGE_RELEASED), commits;
+    uint32_t count;
 
-    *waited = z->groups[group].commits;
-    if (news && z->groups[group].rounds && zero_edge(z, EDGE_ROUNDED))
-        wait_rounded(z, op);
+    commits = wait_commits(z, op, group, &count);
+    count += releases ? release_tokens(mine) : 0;
     if (count == 0 || !tokens_room(z, op, count))
         return;
     for (uint32_t i = 0; i < op->world && commits; i++)

@@ -318,7 +318,9 @@ static int resolve_gathered(struct job *job, const struct core_op *op, uint32_t 
         core_gathered(job->core, b, op->rank) - core_gathered(job->core, op->bucket, op->rank);
     r = resolve_some(job, op, "a place", &place, whole, &base);
     for (uint32_t q = 0; r == 0 && q < op->world; q++) {
-        struct core_ref ref = core_param_slice(job->core, b, op->members[q]);
+        struct core_ref ref = op->secondary
+                                  ? core_secondary_slice(job->core, b, op->members[q])
+                                  : core_param_slice(job->core, b, op->members[q]);
         if (op->in_place_skip && op->members[q] == op->rank)
             continue;
         r = resolve_some(job, op, "a slice", &ref, slice, &from);
@@ -336,6 +338,37 @@ static int resolve_gather(struct job *job, const struct core_op *op, struct fabr
     r = segments_room(job, op->bucket_count * op->world, to);
     for (uint32_t b = op->bucket; r == 0 && b < op->bucket + op->bucket_count; b++)
         r = resolve_gathered(job, op, b, to);
+    return r;
+}
+
+/* Slices of a gathered bucket, each to the secondary shard of its member. */
+static int resolve_filled(struct job *job, const struct core_op *op, uint32_t b,
+                          struct fabric_op *to)
+{
+    const struct gw_layout_bucket *bucket = &layout_buckets(core_layout(job->core))[b];
+    uint64_t whole = bucket->padded_numel * gw_dtype_bytes(bucket->dtype);
+    uint64_t slice = whole / op->world;
+    struct core_ref place = op->in[0];
+    void *base, *at;
+    int r;
+
+    place.offset_bytes +=
+        core_gathered(job->core, b, op->rank) - core_gathered(job->core, op->bucket, op->rank);
+    r = resolve_some(job, op, "a gathered bucket", &place, whole, &base);
+    for (uint32_t q = 0; r == 0 && q < op->world; q++) {
+        struct core_ref ref = core_secondary_slice(job->core, b, op->members[q]);
+        r = resolve_some(job, op, "a secondary shard", &ref, slice, &at);
+        segment_add(job, to, at, base ? (char *)base + q * slice : NULL, slice, op->members[q]);
+    }
+    return r;
+}
+
+static int resolve_fill(struct job *job, const struct core_op *op, struct fabric_op *to)
+{
+    int r = segments_room(job, op->bucket_count * op->world, to);
+
+    for (uint32_t b = op->bucket; r == 0 && b < op->bucket + op->bucket_count; b++)
+        r = resolve_filled(job, op, b, to);
     return r;
 }
 
@@ -400,6 +433,8 @@ static int resolve_memory(struct job *job, const struct core_op *op, struct fabr
         return resolve_all(job, op, 0, 1, to);
     case CORE_OP_GATHER:
         return resolve_gather(job, op, to);
+    case CORE_OP_FILL:
+        return resolve_fill(job, op, to);
     case CORE_OP_CAST:
         return resolve_cast(job, op, to);
     case CORE_OP_VERDICT:

@@ -8,7 +8,8 @@
  *
  * Figures, per rank and enum gw_kind; an op of gw_measure_sync adds to none of them:
  *  - calls, payload_bytes, padding_bytes: as the op says, once for each rank it is for, when it has
- *    been carried out. A GATHER is for one rank; every other op for all members.
+ *    been carried out. A GATHER is for one rank; every other op for all members. A FILL adds to
+ *    none of these, nor to ring_bytes.
  *  - ring_bytes: computed from the payload P over n members: P(n-1)/n for reduce-scatter and
  *    all-gather, 2P(n-1)/n for all-reduce and control, P for broadcast; 0 with one member.
  *  - cross_node_bytes: what this node sent to others of the op's data, headers excluded; counted
@@ -20,6 +21,7 @@
  *      full result into r's memory.
  *      gather, all-gather, broadcast, rank r: what is copied into r's memory (nothing where a slice
  *      is in place already, so nothing in mapped mode).
+ *      fill, member r: what is copied into r's secondary shard, to all-gather's.
  *      control: what is written to the rank's board.
  *    On several nodes what has come from others is read there as well, a sum of theirs once; what
  *    it is made of is nobody's here.
@@ -59,12 +61,12 @@ struct fabric_config {
     uint64_t op_timeout_ns;    /* longest that a call of a communicator is polled; 0: 1800 s */
 };
 
-/* A part of a gather or cast: contiguous on both sides. */
+/* A part of a gather, fill or cast: contiguous on both sides. */
 struct fabric_segment {
     void *to;
     const void *from;
     uint64_t bytes; /* of `to` */
-    uint32_t owner; /* rank whose memory `from` is; `to` is the op's rank's */
+    uint32_t owner; /* rank whose memory `from` is; `to` is the op's rank's. FILL: vice versa */
 };
 
 /* An op with its references resolved. Only read during launch: the fabric copies what it keeps.
@@ -78,8 +80,8 @@ struct fabric_segment {
 struct fabric_op {
     const struct core_op *op;
     const void *const *in; /* op->world entries (NULL: zeros); BROADCAST, LOCAL_ADD: one */
-    void *const *out;      /* op->world entries; LOCAL_ADD, ZERO: one; GATHER, CAST: none */
-    const struct fabric_segment *segments; /* GATHER, CAST (fp32 to out_dtype) */
+    void *const *out;      /* op->world entries; LOCAL_ADD, ZERO: one; those with segments: none */
+    const struct fabric_segment *segments; /* GATHER, FILL, CAST (fp32 to out_dtype) */
     uint32_t segment_count;
     const struct device_wait *waits;
     uint32_t wait_count;

@@ -98,7 +98,7 @@ uint64_t figures_ranks(const struct core_op *op)
     uint64_t ranks = 0;
 
     if (op->kind == CORE_OP_GATHER || op->kind == CORE_OP_LOCAL_ADD || op->kind == CORE_OP_ZERO ||
-        op->kind == CORE_OP_CAST)
+        op->kind == CORE_OP_CAST || op->kind == CORE_OP_FILL)
         return 1ull << op->rank;
     for (uint32_t i = 0; i < op->world; i++)
         ranks |= 1ull << op->members[i];

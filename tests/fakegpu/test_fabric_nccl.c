@@ -257,6 +257,49 @@ static void launch_gather(struct rig *rig, struct side *side, uint32_t rank, uin
     launch_one(side, &(struct fabric_op){.op = &op, .segments = segments, .segment_count = count});
 }
 
+/* Halves of what the rank has in OTHER, of two buckets: to OUT of the members. */
+static void launch_fill(struct side *side, uint32_t rank, const uint32_t members[2], uint64_t slice)
+{
+    struct fabric_segment segments[4];
+    uint32_t count = 0;
+    struct core_op op = {.kind = CORE_OP_FILL,
+                         .stream = CORE_STREAM_GATHER,
+                         .traffic = GW_KIND_ALL_GATHER,
+                         .rank = rank,
+                         .world = 2,
+                         .members = members,
+                         .id = ++side->ops,
+                         .payload_bytes = slice * 4 * sizeof(float)};
+
+    for (uint32_t b = 0; b < 2; b++)
+        for (uint32_t i = 0; i < 2; i++)
+            segments[count++] = (struct fabric_segment){
+                base_of(side, members[i], OUT) + b * slice,
+                base_of(side, rank, OTHER) + (2 * b + i) * slice, slice * sizeof(float),
+                members[i]};
+    launch_one(side, &(struct fabric_op){.op = &op, .segments = segments, .segment_count = count});
+}
+
+/* Behind the gather that has brought it there. */
+static void fills(void **state)
+{
+    static const uint32_t blocks[][2] = {{0, 1}, {1, 0}, {2, 1}};
+    struct rig *rig = start(3);
+    struct trial nothing = trial_of(rig, CORE_OP_BARRIER, 0);
+
+    (void)state;
+    fill(rig);
+    nothing.ins = nothing.outs = 0;
+    for (uint32_t i = 0; i < 3; i++) {
+        launch_gather(rig, &rig->host, blocks[i][0], 5003);
+        launch_gather(rig, &rig->cuda, blocks[i][0], 5003);
+        launch_fill(&rig->host, blocks[i][0], blocks[i], 4099);
+        launch_fill(&rig->cuda, blocks[i][0], blocks[i], 4099);
+        compare(rig, &nothing);
+    }
+    stop(rig);
+}
+
 static void gathers(void **state)
 {
     struct rig *rig = start(3);
@@ -654,6 +697,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(fabric_sums),
     cmocka_unit_test(moves),
     cmocka_unit_test(gathers),
+    cmocka_unit_test(fills),
     cmocka_unit_test(groups),
     cmocka_unit_test(verdicts),
     cmocka_unit_test(verdict_of_fabric_order),
@@ -666,10 +710,11 @@ static const struct CMUnitTest tests[] = {
 };
 
 /* What depends on which GPUs reach each other. */
-static const struct CMUnitTest no_room[] = {cmocka_unit_test(gathers)};
+static const struct CMUnitTest no_room[] = {cmocka_unit_test(gathers), cmocka_unit_test(fills)};
 static const struct CMUnitTest apart[] = {
-    cmocka_unit_test(exact_sums), cmocka_unit_test(moves),    cmocka_unit_test(gathers),
-    cmocka_unit_test(groups),     cmocka_unit_test(verdicts), cmocka_unit_test(a_slice_in_pieces),
+    cmocka_unit_test(exact_sums), cmocka_unit_test(moves),  cmocka_unit_test(gathers),
+    cmocka_unit_test(fills),      cmocka_unit_test(groups), cmocka_unit_test(verdicts),
+    cmocka_unit_test(a_slice_in_pieces),
 };
 
 /* What depends on NCCL's version. */

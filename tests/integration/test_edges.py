@@ -29,7 +29,7 @@ SLOW = int(8192 / LATE)  # bytes/s: the ring bytes of a 16 KiB bucket take that 
 
 
 def join(rank, where, link=0):
-    job = gw.Job(rank, 2, id_path=where["id"], socket=where["socket"], linger_ns=-1,
+    job = gw.Job(rank, where["world"], id_path=where["id"], socket=where["socket"], linger_ns=-1,
                  op_timeout_ns=20 * S, link_bytes_per_s=link)
     job.wait_ready()
     return job
@@ -192,6 +192,21 @@ def rounded(rank, where):
     return values == [9.0] * N
 
 
+def secondary(rank, where):
+    """E01: two blocks of two ranks. Everything is slow: the gather of a block's first rank, then
+    the fill of the block's copy, and beside them the gather from that copy."""
+    job = sealed(rank, where, 3, link=SLOW, secondary_ranks=2)
+    job.step_end()
+    update(job, 9.0)
+    job.barrier()
+    token = job.fetch(0) if rank % 2 == 0 else None
+    job.barrier()
+    job.wait(token or job.fetch(0))
+    values = job.values(0, N)
+    job.release(0)
+    return values == [9.0] * N
+
+
 def gathered(rank, where):
     """The gather is slow; its values are read after it."""
     job = sealed(rank, where, 3, link=SLOW)
@@ -326,7 +341,8 @@ def released(rank, where):
 OF_STREAMS = [filled, committed, reads_done, released] if gw.on_cuda() else []
 SCENARIOS = {f.__name__.upper(): f for f in (
     grad_written, all_ready, zero_filled, buffer_consumed, shard_consumed, verdict_last,
-    verdict_read, reads_over, version, rounded, gathered, pool_free, *OF_STREAMS)}
+    verdict_read, reads_over, version, rounded, secondary, gathered, pool_free, *OF_STREAMS)}
+WORLDS = {"SECONDARY": 4}  # others take two ranks
 HOST_LACKS = {"FILLED", "COMMITTED", "READS_DONE", "RELEASED"}  # nothing there is late but the host
 
 
@@ -356,8 +372,9 @@ def outcome(runtime_dir, tmp_path, name, seeds, drop):
     config.write_text(CONFIG)
     daemon = Daemon(runtime_dir, env=env, args=["--config", str(config), *device_args()])
     with serving(daemon):
-        where = {"socket": str(daemon.socket), "id": str(tmp_path / f"id{drop}")}
-        return gw.Ranks(2, one_rank, name, where, seeds, env=env).join(120)
+        world = WORLDS.get(name, 2)
+        where = {"socket": str(daemon.socket), "id": str(tmp_path / f"id{drop}"), "world": world}
+        return gw.Ranks(world, one_rank, name, where, seeds, env=env).join(120)
 
 
 @pytest.mark.seeds(1)
@@ -370,7 +387,7 @@ def test_every_row_has_a_scenario():
 @pytest.mark.parametrize("name", sorted(SCENARIOS))
 def test_the_row_is_what_keeps_the_values_right(runtime_dir, tmp_path, gpus, record_property, name):
     seeds = [gpus.seed + k for k in range(SEEDS)] if gpus else [None]
-    right = [("ok", [True] * len(seeds))] * 2
+    right = [("ok", [True] * len(seeds))] * WORLDS.get(name, 2)
     kept = outcome(runtime_dir, tmp_path, name, seeds, False)
     assert kept == right
     if gpus:

@@ -149,6 +149,20 @@ static void runs(struct sim_plan *plan)
     plan->run_ahead = 500;
 }
 
+/* Blocks of two: who comes second gathers from what the first one's fill brings, or is to bring. */
+static void blocks(struct sim_plan *plan)
+{
+    plan->world = 4;
+    plan->seal.secondary_ranks = 2;
+    plan->gather_speed = 1;
+}
+
+static void blocks_streams(struct sim_plan *plan)
+{
+    slow_streams(plan);
+    blocks(plan);
+}
+
 static void sums(struct sim_plan *plan)
 {
     slow_streams(plan);
@@ -187,6 +201,7 @@ static const struct row rows[] = {
     CORE_ROW(ROUNDED, 0, rounded),
     CORE_ROW(ROUNDED, 1, rounded),
     CORE_ROW(ROUNDED, 3, rounded),
+    CORE_ROW(SECONDARY, 3, blocks),
     CORE_ROW(VERDICT_LAST, 0, slow_control),
     CORE_ROW(VERDICT_LAST, 2, slow_control),
     CLIENT_ROW(VERDICT_READ, 2, slow_reduce),
@@ -202,6 +217,7 @@ static const struct row rows[] = {
     STREAM_CLIENT_ROW(BUFFER_CONSUMED, 1, slow_reduce),
     STREAM_CLIENT_ROW(BUFFER_CONSUMED, 2, slow_reduce),
     STREAM_ROW(ROUNDED, 2, rounded_streams),
+    STREAM_ROW(SECONDARY, 3, blocks_streams),
     STREAM_ROW(COMMITTED, 1, slow_streams),
     STREAM_ROW(COMMITTED, 2, early_streams),
     STREAM_ROW(COMMITTED, 3, slow_streams),

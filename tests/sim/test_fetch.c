@@ -120,6 +120,51 @@ static void test_units_that_are_fetched_again_soon_stay(void **state)
     assert_int_equal(with.params_hash, without.params_hash);
 }
 
+/* Four ranks in blocks of two: of each version (there is one per step) a block gathers each of ten
+ * units once from all owners, and fills its copy with it; the other 20 - 5 gathers per rank and
+ * step, on average, read such copies. Values are the same, and so is what a rank gathers. */
+static void test_blocks_gather_a_version_once_from_all_owners(void **state)
+{
+    (void)state;
+    for (uint32_t seed = 0; seed < 20; seed++) {
+        struct sim_plan plan = ten_plan(seed, 4);
+        struct sim_result without, with;
+
+        run(&plan, &without);
+        assert_int_equal(without.fills + without.second_gathers, 0);
+        plan.seal.secondary_ranks = 2;
+        run(&plan, &with);
+        assert_int_equal(with.fills, 2 * 10 * plan.steps);
+        assert_int_equal(with.second_gathers, (4 * 20 - 2 * 10) * plan.steps);
+        assert_int_equal(with.calls[GW_KIND_ALL_GATHER], without.calls[GW_KIND_ALL_GATHER]);
+        assert_int_equal(with.payload_bytes[GW_KIND_ALL_GATHER],
+                         without.payload_bytes[GW_KIND_ALL_GATHER]);
+        assert_int_equal(with.hits, without.hits);
+        assert_int_equal(with.params_hash, without.params_hash);
+    }
+}
+
+/* Without updates there is one version. Blocks of one: each rank keeps all that it gathers. Blocks
+ * of all: the shards themselves. */
+static void test_a_copy_lasts_as_long_as_its_version(void **state)
+{
+    struct sim_plan plan = ten_plan(5, 4);
+    struct sim_result result;
+
+    (void)state;
+    plan.no_update = plan.run_ahead = 1000;
+    plan.seal.secondary_ranks = 2;
+    run(&plan, &result);
+    assert_int_equal(result.fills, 2 * 10);
+    plan.seal.secondary_ranks = 1;
+    run(&plan, &result);
+    assert_int_equal(result.fills, 4 * 10);
+    assert_int_equal(result.second_gathers, 4 * (20 * plan.steps - 10));
+    plan.seal.secondary_ranks = 4;
+    run(&plan, &result);
+    assert_int_equal(result.fills + result.second_gathers, 0);
+}
+
 static void test_overlap_off_prefetches_nothing(void **state)
 {
     struct sim_plan plan = ten_plan(4, 2);
@@ -275,6 +320,8 @@ int main(void)
         cmocka_unit_test(test_prefetch_hits_from_the_second_step),
         cmocka_unit_test(test_persistent_parameters_are_gathered_once_a_step),
         cmocka_unit_test(test_units_that_are_fetched_again_soon_stay),
+        cmocka_unit_test(test_blocks_gather_a_version_once_from_all_owners),
+        cmocka_unit_test(test_a_copy_lasts_as_long_as_its_version),
         cmocka_unit_test(test_overlap_off_prefetches_nothing),
         cmocka_unit_test(test_merged_units_are_gathered_once_per_pass),
         cmocka_unit_test(test_cut_units_are_gathered_by_one_launch),

@@ -42,7 +42,7 @@ struct world {
     bool fetch, streams, narrow, reports, losses;
     uint32_t ring_slots, unused;
     const struct layout_param *list; /* NULL: three */
-    uint32_t groups, shard_ranks, persist_bytes;
+    uint32_t groups, shard_ranks, persist_bytes, secondary_ranks;
 };
 
 #define LOCAL GW_ACCUMULATE_LOCAL
@@ -65,6 +65,7 @@ static void explore_world(const struct world *world)
     plan.group_count = world->groups;
     plan.seal.shard_ranks = world->shard_ranks;
     plan.seal.persist_bytes = world->persist_bytes;
+    plan.seal.secondary_ranks = world->secondary_ranks;
     plan.seal.accumulate = world->accumulate;
     plan.seal.micro_steps = world->micro_steps;
     plan.seal.ring_slots = world->ring_slots;
@@ -154,6 +155,10 @@ static void test_fetches(void **state)
         {"fetches", 2, SHARD, 2, 1, 4, 1, .fetch = true, .ring_slots = 3},
         {"fetches", 3, LOCAL, 2, 2, 4, 1, .fetch = true, .ring_slots = 3},
         {"fetches", 3, SHARD, 2, 1, 4, 1, .fetch = true, .ring_slots = 3},
+        {"copies of what is fetched", 3, LOCAL, 2, 2, 3, 1, .fetch = true, .ring_slots = 3,
+         .secondary_ranks = 1},
+        {"copies of two ranks each", 3, LOCAL, 4, 1, 1, 1, .fetch = true, .ring_slots = 3,
+         .secondary_ranks = 2},
     };
 
     (void)state;
@@ -225,6 +230,8 @@ static void test_losses(void **state)
         {"losses", 1, LOCAL, 2, 2, 3, 1, .losses = true, .ring_slots = 3},
         {"losses", 2, SHARD, 2, 1, 3, 1, .losses = true, .ring_slots = 2},
         {"losses", 3, LOCAL, 2, 1, 3, 1, .losses = true, .fetch = true, .ring_slots = 3},
+        {"losses, copies of what is fetched", 3, LOCAL, 2, 2, 1, 1, .losses = true, .fetch = true,
+         .ring_slots = 3, .secondary_ranks = 1},
         {"losses", 0, LOCAL, 2, 2, 1, 1, .losses = true, .fetch = true, .list = halves},
         {"losses", 1, LOCAL, 2, 1, 2, 1, .losses = true, .fetch = true, .list = halves},
     };

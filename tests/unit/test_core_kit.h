@@ -211,6 +211,12 @@ struct core_ref zero_master_slice(const struct zero *zero, uint32_t bucket, uint
     return (struct core_ref){.kind = GW_ARENA_MASTER, .rank = (int16_t)rank, .index = bucket};
 }
 
+struct core_ref zero_secondary_slice(const struct zero *zero, uint32_t bucket, uint32_t rank)
+{
+    (void)zero;
+    return (struct core_ref){.kind = GW_ARENA_SECONDARY, .rank = (int16_t)rank, .index = bucket};
+}
+
 struct core_ref zero_param_ref(const struct zero *zero, uint32_t param, uint64_t offset,
                                uint32_t rank, uint64_t *ret_count)
 {

@@ -128,6 +128,7 @@ static void test_asked_before_there_is_a_layout(void **state)
     assert_int_equal(core_arena_bytes(core, GW_ARENA_PARAMS, 0), 0);
     assert_int_equal(core_param_slice(core, 0, 0).kind, GW_ARENA_NONE);
     assert_int_equal(core_master_slice(core, 0, 0).kind, GW_ARENA_NONE);
+    assert_int_equal(core_secondary_slice(core, 0, 0).kind, GW_ARENA_NONE);
     assert_int_equal(core_param_ref(core, 0, 0, 0, &count).kind, GW_ARENA_NONE);
     assert_int_equal(count, 0);
     assert_int_equal(core_master_ref(core, 0, 0, 0, &count).kind, GW_ARENA_NONE);
@@ -145,6 +146,7 @@ static void test_asked_before_there_is_a_layout(void **state)
     assert_int_equal(core_param_slice(core, 0, 2).kind, GW_ARENA_NONE);
     assert_int_equal(core_master_slice(core, 0, 1).kind, GW_ARENA_PARAMS);
     assert_int_equal(core_master_slice(core, 1, 0).kind, GW_ARENA_NONE);
+    assert_int_equal(core_secondary_slice(core, 0, 1).kind, GW_ARENA_NONE);
     assert_int_equal(core_param_ref(core, 1, 2, 1, &count).kind, GW_ARENA_PARAMS);
     assert_int_equal(core_master_ref(core, 1, 2, 0, &count).kind, GW_ARENA_PARAMS);
     assert_int_equal(core_gathered(core, 0, 0), 0);

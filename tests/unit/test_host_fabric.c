@@ -200,6 +200,31 @@ static void gathers_copy_what_is_not_there_yet(void **state)
     stop(world);
 }
 
+/* Of rank 0's memory, to ranks 1 and 2: moved into theirs, and nobody's call. */
+static void a_fill_copies_to_its_members(void **state)
+{
+    static const uint32_t block[] = {1, 2};
+    struct world *world = start(0);
+    struct fabric_segment segments[2] = {{world->other[1] + 2, world->memory[0], 16, 1},
+                                         {world->other[2], world->memory[0] + 4, 8, 2}};
+
+    (void)state;
+    launch(world,
+           &(struct core_op){.kind = CORE_OP_FILL,
+                             .stream = CORE_STREAM_GATHER,
+                             .traffic = GW_KIND_ALL_GATHER,
+                             .members = block,
+                             .world = 2,
+                             .payload_bytes = 24},
+           &(struct fabric_op){.segments = segments, .segment_count = 2});
+    assert_memory_equal(world->other[1] + 2, world->memory[0], 16);
+    assert_memory_equal(world->other[2], world->memory[0] + 4, 8);
+    assert_counters(world, 0, GW_KIND_ALL_GATHER, 0, 0, 0, 0, 0);
+    assert_counters(world, 1, GW_KIND_ALL_GATHER, 0, 0, 0, 0, 16);
+    assert_counters(world, 2, GW_KIND_ALL_GATHER, 0, 0, 0, 0, 8);
+    stop(world);
+}
+
 static void broadcast_barrier_add_and_zero(void **state)
 {
     struct world *world = start(0);
@@ -623,6 +648,7 @@ int main(void)
         cmocka_unit_test(a_missing_input_is_zeros_and_not_moved),
         cmocka_unit_test(all_reduce_in_place_of_a_count_that_does_not_divide),
         cmocka_unit_test(gathers_copy_what_is_not_there_yet),
+        cmocka_unit_test(a_fill_copies_to_its_members),
         cmocka_unit_test(broadcast_barrier_add_and_zero),
         cmocka_unit_test(the_verdict_has_norm_clip_and_first_bad_bucket),
         cmocka_unit_test(the_verdict_of_the_largest_value),

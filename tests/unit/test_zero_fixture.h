@@ -10,7 +10,8 @@
  * timeline 3 to be 7; raises the words of bucket 1 of ranks 0 and 1 to 2.
  *   arenas: P params, G grads, A acc, R ring, S shard grads, L pool, O overflow (index.offset);
  *           offsets in elements of the op's dtype; of gathers in bytes / 4
- *   ops:    RS AR GA (gather, for its rank) LA (local add) ZE (zero) CA (cast, of its rank) VE
+ *   ops:    RS AR GA (gather, for its rank; "second": from secondary shards) FI (fill of these,
+ *           from its rank's POOL) LA (local add) ZE (zero) CA (cast, of its rank) VE
  *           (verdict) BA (only waits and signals)
  *   shown where it is not what fp32 and one flat group have: "r0,2" members, "fp16>fp32" dtypes,
  *           "x0.25" scale, "s2/4" first slice of partials and all of them
@@ -189,7 +190,10 @@ static inline void fx_special(struct text *text, const struct fx *fx, const stru
     bool sums = op->kind == CORE_OP_REDUCE_SCATTER || op->kind == CORE_OP_ALL_REDUCE;
     float mean = (float)(1.0 / fx->world);
 
-    if ((sums || op->kind == CORE_OP_GATHER) && op->world != fx->world) {
+    if (op->secondary)
+        text_add(text, " second");
+    if ((sums || op->kind == CORE_OP_GATHER || op->kind == CORE_OP_FILL) &&
+        op->world != fx->world) {
         for (uint32_t i = 0; i < op->world; i++)
             text_add(text, i ? ",%u" : " r%u", op->members[i]);
     }
@@ -207,8 +211,10 @@ static inline void fx_special(struct text *text, const struct fx *fx, const stru
 
 static inline void fx_op(struct text *text, const struct fx *fx, const struct core_op *op)
 {
-    static const char *const names[] = {"RS", "AR", "AG", "GA", "BC", "BA", "LA", "ZE", "CA", "VE"};
-    bool one = op->kind == CORE_OP_LOCAL_ADD || op->kind == CORE_OP_ZERO;
+    static const char *const names[] = {"RS", "AR", "AG", "GA", "FI", "BC",
+                                        "BA", "LA", "ZE", "CA", "VE"};
+    bool fill = op->kind == CORE_OP_FILL;
+    bool one = op->kind == CORE_OP_LOCAL_ADD || op->kind == CORE_OP_ZERO || fill;
 
     text_add(text, "%s", names[op->kind]);
     if (op->kind == CORE_OP_VERDICT) {
@@ -228,7 +234,7 @@ static inline void fx_op(struct text *text, const struct fx *fx, const struct co
     if (op->in) {
         text_add(text, " ");
         fx_refs(text, op->in, one ? 1 : op->world, op->in_dtype);
-        text_add(text, " ->");
+        text_add(text, fill ? "" : " ->");
     }
     if (op->out) {
         text_add(text, " ");

@@ -16,7 +16,7 @@ struct bulk {
     uint64_t total;          /* sums: elements of the whole result */
     uint64_t blocks_of_part; /* blocks come part by part: slices of a sum, outputs of a gather */
     bool past;
-    _Atomic uint64_t read[GW_RANKS_MAX], written; /* by part; of all */
+    _Atomic uint64_t read[GW_RANKS_MAX], written; /* by part (fills: by owner); of all */
 };
 
 static void run_blocks(struct bulk *bulk, void (*run)(void *arg, uint64_t block), uint64_t blocks,
@@ -299,6 +299,28 @@ void local_gather(struct local_op *op)
 
     run_blocks(&bulk, gather_block, op->segment_blocks, 2 * op->segment_bytes);
     local_count(op, op->op.rank, moved_of(&bulk.written));
+}
+
+static void fill_block(void *arg, uint64_t block)
+{
+    struct bulk *bulk = arg;
+    const struct local_segment *segment = segment_of(bulk->op, block);
+
+    atomic_fetch_add_explicit(&bulk->read[segment->at.owner],
+                              copy_piece(segment->at.to, segment->at.from, segment->at.bytes,
+                                         block - segment->first_block, bulk->past),
+                              memory_order_relaxed);
+}
+
+void local_fill(struct local_op *op)
+{
+    const struct core_op *what = &op->op;
+    struct bulk bulk = {.op = op};
+
+    run_blocks(&bulk, fill_block, op->segment_blocks, 2 * op->segment_bytes);
+    for (uint32_t i = 0; i < what->world; i++)
+        figures_moved(&op->fabric->counters, what, what->members[i],
+                      moved_of(&bulk.read[what->members[i]]));
 }
 
 static void cast_block(void *arg, uint64_t block)

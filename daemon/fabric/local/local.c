@@ -96,7 +96,7 @@ bool local_is_quick(const struct local_op *op)
         return bytes <= LOCAL_QUICK_BYTES / what->world && what->world <= LOCAL_QUICK_RANKS;
     if (what->kind == CORE_OP_BROADCAST)
         return bytes <= LOCAL_QUICK_BYTES && what->world <= LOCAL_QUICK_RANKS;
-    if (what->kind == CORE_OP_GATHER)
+    if (what->kind == CORE_OP_GATHER || what->kind == CORE_OP_FILL)
         return op->segment_bytes <= LOCAL_QUICK_BYTES;
     return what->kind == CORE_OP_BARRIER;
 }

@@ -103,6 +103,7 @@ void local_reduce_scatter(struct local_op *op);
 void local_all_reduce(struct local_op *op);
 void local_all_gather(struct local_op *op);
 void local_gather(struct local_op *op);
+void local_fill(struct local_op *op);
 void local_cast(struct local_op *op);
 void local_add(struct local_op *op);
 /* Of a sum: what all its parts have in common. */

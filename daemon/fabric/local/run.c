@@ -134,6 +134,9 @@ void local_run(void *arg, void *native)
     case CORE_OP_GATHER:
         local_gather(op);
         break;
+    case CORE_OP_FILL:
+        local_fill(op);
+        break;
     case CORE_OP_BROADCAST:
         run_broadcast(op);
         break;
@@ -163,7 +166,7 @@ uint64_t local_hold(void *arg, uint64_t now_ns)
 {
     struct local_op *op = (struct local_op *)arg;
     struct local_fabric *fabric = op->fabric;
-    bool one = op->op.kind == CORE_OP_GATHER;
+    bool one = op->op.kind == CORE_OP_GATHER || op->op.kind == CORE_OP_FILL;
     uint32_t links = one ? 1 : op->op.world;
     const uint32_t *ranks = one ? &op->op.rank : op->op.members;
     uint64_t at_ns = now_ns;

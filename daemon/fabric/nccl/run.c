@@ -101,6 +101,20 @@ static void run_gather(struct nccl_part *part)
     }
 }
 
+/* To the members' secondary shards. */
+static void run_fill(struct nccl_part *part)
+{
+    const struct nccl_op *op = part->op;
+
+    for (uint32_t i = 0; i < op->segment_count && !part->failed; i++) {
+        const struct fabric_segment *segment = &op->segments[i];
+        nccl_copy(part, (struct nccl_side){segment->to, segment->owner, false},
+                  nccl_own(part, segment->from), segment->bytes);
+        if (!part->failed)
+            figures_moved(&op->fabric->counters, &op->op, segment->owner, segment->bytes);
+    }
+}
+
 /* Own memory on the own GPU: a kernel, which is bounded, where a copy within a GPU is not. in NULL:
  * zeros. */
 static void run_add(struct nccl_part *part, const void *in)
@@ -165,6 +179,9 @@ static void run_part(struct nccl_part *part)
     case CORE_OP_GATHER:
         run_gather(part);
         break;
+    case CORE_OP_FILL:
+        run_fill(part);
+        break;
     case CORE_OP_BROADCAST:
         nccl_broadcast(part);
         break;
@@ -205,6 +222,7 @@ void nccl_run(void *arg, void *native)
         cuda_scratch_free(own->device, own->rank, base);
     }
     run_part(&part);
-    if (!part.failed && figures_ranks(&op->op) >> own->rank & 1)
+    if (!part.failed && op->op.kind != CORE_OP_FILL &&
+        figures_ranks(&op->op) >> own->rank & 1)
         figures_count(&fabric->counters, &op->op, op->ring_bytes, own->rank, part.moved);
 }

@@ -40,7 +40,7 @@ static void op_free(struct sim_op *op)
 /* Entries of `in`: an op of one rank has one, a broadcast only the root's. */
 static size_t inputs_of(const struct core_op *op)
 {
-    if (op->kind == CORE_OP_LOCAL_ADD || op->kind == CORE_OP_BROADCAST)
+    if (op->kind == CORE_OP_LOCAL_ADD || op->kind == CORE_OP_BROADCAST || op->kind == CORE_OP_FILL)
         return 1;
     return op->in ? op->world : 0;
 }
@@ -88,7 +88,9 @@ static bool holds(const struct core_op *op, uint32_t rank)
 
 static void count(struct sim *sim, const struct core_op *op)
 {
-    if (op->measure || op->traffic >= GW_KINDS)
+    sim->result->fills += op->kind == CORE_OP_FILL;
+    sim->result->second_gathers += op->secondary;
+    if (op->measure || op->traffic >= GW_KINDS || op->kind == CORE_OP_FILL)
         return;
     if (op->kind == CORE_OP_GATHER ? op->rank != 0 : !holds(op, 0))
         return; /* figures are rank 0's */
@@ -105,18 +107,20 @@ static void note_order(struct sim *sim, const struct core_op *op)
     const struct layout *layout = core_layout(sim->core);
     bool within = op->kind == CORE_OP_REDUCE_SCATTER;
     uint64_t *order = &sim->launches[SIM_ORDER_VERDICT];
-    uint32_t group;
+    uint32_t group, from = op->members[0];
 
     if (op->kind == CORE_OP_GATHER) {
         group = layout_buckets(layout)[op->bucket].group;
         order = &sim->launches[SIM_ORDER_GATHER(op->rank, group)];
+        if (sim->plan->seal.secondary_ranks)
+            from = 0; /* who of a block comes first gathers from all owners */
     } else if (layout && (within || op->kind == CORE_OP_ALL_REDUCE) && op->slices) {
         group = layout_buckets(layout)[op->bucket].group;
         order = &sim->launches[SIM_ORDER_REDUCE(within, group)];
     } else if (op->kind != CORE_OP_VERDICT) {
         return;
     }
-    *order = sim_hash(*order, op->kind, op->bucket, op->step, op->accumulate + 2 * op->members[0]);
+    *order = sim_hash(*order, op->kind, op->bucket, op->step, op->accumulate + 2 * from);
 }
 
 void device_launch(struct sim *sim, const struct core_op *op)

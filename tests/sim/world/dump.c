@@ -63,12 +63,13 @@ static uint64_t ref_name(uint64_t hash, const struct core_ref *ref)
 
 static uint64_t op_name(const struct core_op *op)
 {
-    bool one_in = op->kind == CORE_OP_LOCAL_ADD;
-    bool one_out = one_in || op->kind == CORE_OP_ZERO || op->kind == CORE_OP_GATHER;
+    bool one_in = op->kind == CORE_OP_LOCAL_ADD || op->kind == CORE_OP_FILL;
+    bool one_out = op->kind == CORE_OP_LOCAL_ADD || op->kind == CORE_OP_ZERO ||
+                   op->kind == CORE_OP_GATHER;
     uint64_t hash = mix(mix(op->kind, op->stream), op->rank);
 
     hash = mix(mix(mix(hash, op->bucket), op->bucket_count), op->step);
-    hash = mix(mix(mix(hash, op->accumulate), op->measure), op->numel);
+    hash = mix(mix(mix(hash, op->accumulate | op->secondary << 1), op->measure), op->numel);
     for (uint32_t i = 0; op->in && i < (one_in ? 1 : op->world); i++)
         hash = ref_name(hash, &op->in[i]);
     for (uint32_t i = 0; op->out && i < (one_out ? 1 : op->world); i++)
@@ -343,6 +344,10 @@ static void add_zero(struct dump *dump, const struct zero *z)
     add_bytes(dump, z->unit_held, (size_t)z->world * z->units * sizeof(*z->unit_held));
     for (uint32_t i = 0; i < z->world * z->fetch_units; i++)
         add_op(dump, z->unit_gather[i]);
+    for (uint32_t i = 0; z->secondaries && i < z->part_count * z->world / z->secondary_ranks; i++) {
+        add(dump, z->secondaries[i].version);
+        add_op(dump, z->secondaries[i].op);
+    }
     add_entries(dump, z);
     for (uint32_t r = 0; r < z->world; r++)
         add_zero_rank(dump, z, &z->ranks[r]);

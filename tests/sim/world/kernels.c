@@ -94,7 +94,9 @@ static void gather_bucket(struct sim *sim, const struct core_op *op, uint32_t bu
                         core_gathered(sim->core, op->bucket, op->rank);
     to = memory_at(sim, &ref, at->padded_numel, at->dtype);
     for (uint32_t i = 0; i < op->world && to; i++) {
-        struct core_ref slice = core_param_slice(sim->core, bucket, op->members[i]);
+        struct core_ref slice = op->secondary
+                                    ? core_secondary_slice(sim->core, bucket, op->members[i])
+                                    : core_param_slice(sim->core, bucket, op->members[i]);
         const void *from = memory_at(sim, &slice, numel, at->dtype);
 
         if (from && !(op->in_place_skip && op->members[i] == op->rank))
@@ -106,6 +108,27 @@ static void gather(struct sim *sim, const struct core_op *op)
 {
     for (uint32_t b = op->bucket; b < op->bucket + op->bucket_count && !sim->failed; b++)
         gather_bucket(sim, op, b);
+}
+
+static void fill(struct sim *sim, const struct core_op *op)
+{
+    for (uint32_t b = op->bucket; b < op->bucket + op->bucket_count && !sim->failed; b++) {
+        const struct gw_layout_bucket *at = &layout_buckets(core_layout(sim->core))[b];
+        uint64_t numel = at->padded_numel / op->world, bytes = numel * gw_dtype_bytes(at->dtype);
+        struct core_ref ref = op->in[0];
+        const char *from;
+
+        ref.offset_bytes += core_gathered(sim->core, b, op->rank) -
+                            core_gathered(sim->core, op->bucket, op->rank);
+        from = memory_at(sim, &ref, at->padded_numel, at->dtype);
+        for (uint32_t i = 0; i < op->world && from; i++) {
+            struct core_ref slice = core_secondary_slice(sim->core, b, op->members[i]);
+            void *to = memory_at(sim, &slice, numel, at->dtype);
+
+            if (to)
+                memcpy(to, from + i * bytes, bytes);
+        }
+    }
 }
 
 static void cast(struct sim *sim, const struct core_op *op)
@@ -224,6 +247,9 @@ void kernel_run(struct sim *sim, const struct core_op *op)
     case CORE_OP_GATHER:
         if (op->out[0].kind != GW_ARENA_NONE)
             gather(sim, op);
+        break;
+    case CORE_OP_FILL:
+        fill(sim, op);
         break;
     case CORE_OP_BROADCAST:
         break; /* not used by the scripts */

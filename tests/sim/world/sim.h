@@ -118,6 +118,7 @@ struct sim_result {
     uint64_t calls[GW_KINDS]; /* launched ops by traffic, in which rank 0 takes part */
     uint64_t payload_bytes[GW_KINDS], padding_bytes[GW_KINDS];
     uint64_t reductions[64]; /* by bucket (those below 64) */
+    uint64_t second_gathers, fills; /* of all ranks: gathers from secondary shards, fills of them */
     uint64_t hits, misses, drops, gathered_max_bytes, overflow_slots; /* all ranks */
     uint64_t params_hash; /* of all final parameters, in registration order */
     uint64_t draws;       /* events until the end */
