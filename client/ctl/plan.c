@@ -34,6 +34,7 @@ enum option_id {
     OPT_SHARD_RANKS,
     OPT_PERSIST,
     OPT_REUSE,
+    OPT_SECONDARY,
     OPT_LINK,
     OPT_JSON,
     OPT_HELP,
@@ -63,6 +64,7 @@ static const struct option long_options[] = {
     {"shard-ranks", required_argument, NULL, OPT_SHARD_RANKS},
     {"persist", required_argument, NULL, OPT_PERSIST},
     {"reuse", required_argument, NULL, OPT_REUSE},
+    {"secondary-ranks", required_argument, NULL, OPT_SECONDARY},
     {"link", required_argument, NULL, OPT_LINK},
     {"json", no_argument, NULL, OPT_JSON},
     {"help", no_argument, NULL, OPT_HELP},
@@ -101,6 +103,7 @@ static void help(void)
                "  --shard-ranks S           hybrid sharding: runs of S ranks (all)\n"
                "  --persist BYTES           stage 3: parameters up to it stay gathered (none)\n"
                "  --reuse BYTES             stage 3: units fetched again within it stay (none)\n"
+               "  --secondary-ranks P       stage 3: blocks of P ranks keep a second copy (none)\n"
                "  --link BYTES_PER_S        estimate the time; may come again\n"
                "  --json                    for programs");
 }
@@ -239,6 +242,8 @@ static int take_values(struct plan_args *args, int id, const char *value)
         return take_name(option, value, "fp32", 0, "grads", 1, &seal->accum_as_grads);
     case OPT_SHARD_RANKS:
         return take_count(option, value, 1, PLAN_WORLD_MAX, &seal->shard_ranks);
+    case OPT_SECONDARY:
+        return take_count(option, value, 1, PLAN_WORLD_MAX, &seal->secondary_ranks);
     case OPT_PERSIST:
         return take_size(option, value, INT64_MAX, &seal->persist_bytes);
     default:
@@ -301,6 +306,7 @@ static int take_option(struct plan_args *args, int id, const char *value)
     case OPT_SHARD_RANKS:
     case OPT_PERSIST:
     case OPT_REUSE:
+    case OPT_SECONDARY:
         return take_values(args, id, value);
     case OPT_JSON:
     case OPT_HELP:

@@ -53,10 +53,12 @@ static json_t *stage_of(const struct plan *plan)
     json_t *stage = figures_of(plan->options.stage, plan->kinds);
 
     (void)json_object_update_new(
-        stage, json_pack("{s:o, s:o, s:o, s:o}", "memory_bytes", memory(plan->memory_bytes, false),
+        stage, json_pack("{s:o, s:o, s:o, s:o, s:o}", "memory_bytes",
+                         memory(plan->memory_bytes, false),
                          "shard_ranks", number(layout_groups(plan->layout)[0].shard_ranks),
                          "persistent_params", number(plan_persistent(plan)), "reuse_bytes",
-                         number(plan->options.reuse_bytes)));
+                         number(plan->options.reuse_bytes), "secondary_ranks",
+                         number(plan->options.secondary_ranks)));
     return stage;
 }
 

@@ -208,6 +208,8 @@ static void put_options(struct plan_report *report)
             options->persist_bytes = report->config->persist_bytes;
         if (options->shard_ranks == 0)
             options->shard_ranks = report->config->shard_ranks;
+        if (options->secondary_ranks == 0)
+            options->secondary_ranks = report->config->secondary_ranks;
     } else if (options->bucket_bytes == 0) {
         options->bucket_bytes = BUCKET_DEFAULT;
     }

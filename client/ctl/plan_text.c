@@ -454,6 +454,19 @@ static void print_kinds_of_values(const struct plan_report *report)
                  options->reduce_dtype ? plan_dtype_names[options->reduce_dtype] : "");
 }
 
+/* Nodes are blocks of ranks too, the first ones perhaps one rank larger. */
+static void print_blocks(const struct plan_report *report)
+{
+    const struct plan_args *args = report->args;
+    uint32_t ranks = report->options.secondary_ranks;
+
+    if (ranks == 0 || ranks == args->ranks)
+        return;
+    (void)printf("secondary  each block of %u ranks keeps a copy of the shards (stage 3)\n", ranks);
+    if (args->ranks % args->nodes != 0 || args->ranks / args->nodes % ranks != 0)
+        (void)printf("           some blocks do not lie inside a node: their gathers cross\n");
+}
+
 static void print_top(const struct plan_report *report)
 {
     const struct plan_args *args = report->args;
@@ -487,6 +500,7 @@ static void print_top(const struct plan_report *report)
     if (options->shard_ranks > 0 && options->shard_ranks < args->ranks)
         (void)printf("hybrid     runs of %u ranks hold the shards, %u replicas (stages 1 to 3)\n",
                      options->shard_ranks, args->ranks / options->shard_ranks);
+    print_blocks(report);
     (void)printf("optimizer  Adam: two fp32 moments per parameter%s\n",
                  report->dtype_numel[GW_DTYPE_FP32] < report->numel ? "; masters of those not fp32"
                                                                     : "");

@@ -17,7 +17,7 @@ struct maker {
     struct plan *plan;
     const struct gw_layout_page *page;
     const struct gw_layout_bucket *buckets;
-    struct plan_level *levels; /* by group: within and between its runs */
+    struct plan_level levels[PLAN_LEVELS]; /* the group's */
     uint32_t group;
     struct plan_group *out; /* the group's */
     uint64_t mask;          /* groups of the rank that place and times are of; 0: of none yet */
@@ -94,7 +94,7 @@ static void add_reduction(struct maker *maker, uint32_t b)
     uint64_t grad = gw_dtype_bytes(bucket->grad_dtype), accum = gw_dtype_bytes(bucket->accum_dtype);
     uint64_t read = local && place_sums(maker->place, b) ? accum : grad;
     struct part part = {
-        .level = &maker->levels[2 * bucket->group],
+        .level = &maker->levels[PLAN_WITHIN],
         .which = full ? GW_KIND_ALL_REDUCE : GW_KIND_REDUCE_SCATTER,
         .times = local ? 1 : maker->plan->options.micro_steps,
         .payload_bytes = bucket->numel * grad,
@@ -114,7 +114,7 @@ static void add_replicas(struct maker *maker, uint32_t b)
     uint32_t position = layout_page_position(maker->page, bucket->group, maker->out->rank);
     uint64_t accum = gw_dtype_bytes(bucket->accum_dtype), offset, numel, valid;
     struct part part = {
-        .level = &maker->levels[2 * bucket->group + 1],
+        .level = &maker->levels[PLAN_BETWEEN],
         .which = GW_KIND_ALL_REDUCE,
         .times = 1,
         .total_bytes = bucket->numel * accum / shard_ranks,
@@ -129,12 +129,29 @@ static void add_replicas(struct maker *maker, uint32_t b)
     add(maker, &part);
 }
 
+/* Of what comes from secondary shards, a block's first gather comes from all owners and fills them.
+ * Whichever rank makes it: a rank's share of what it costs more. */
+static void add_fill(struct maker *maker, const struct part *part)
+{
+    struct plan_kind *kind = &maker->out->kinds[part->which];
+    struct part first = *part;
+    uint32_t ranks = part->level->members;
+
+    first.level = &maker->levels[PLAN_WITHIN];
+    kind->ring_bytes += (plan_ring_bytes(part->which, part->payload_bytes, first.level->members) -
+                         plan_ring_bytes(part->which, part->payload_bytes, ranks)) /
+                        ranks;
+    kind->cross_node_bytes += cross_node_bytes(&first);
+    kind->in_node_bytes += (part->payload_bytes + part->padding_bytes) / ranks;
+}
+
 /* Buckets of one group, gathered together. skip: elements that are in place already. */
 static void add_gather(struct maker *maker, uint32_t first, uint32_t count, uint64_t times,
                        uint64_t skip)
 {
+    bool second = place_secondary(maker->place, first).kind != GW_ARENA_NONE;
     struct part part = {
-        .level = &maker->levels[2 * maker->buckets[first].group],
+        .level = &maker->levels[second ? PLAN_BLOCKS : PLAN_WITHIN],
         .which = GW_KIND_ALL_GATHER,
         .times = times,
     };
@@ -150,6 +167,8 @@ static void add_gather(struct maker *maker, uint32_t first, uint32_t count, uint
     }
     part.total_bytes = part.payload_bytes;
     add(maker, &part);
+    if (second)
+        add_fill(maker, &part);
 }
 
 /* One gather for all of the group's buckets, which lie side by side. */
@@ -246,6 +265,7 @@ static int check(const struct plan_request *request, struct wire_seal *options, 
     if (options->stage < 3) {
         options->gather = GW_GATHER_PRIVATE;
         options->persist_bytes = options->reuse_bytes = 0;
+        options->secondary_ranks = 0;
     }
     if (options->stage == 0)
         options->shard_ranks = 0;
@@ -348,8 +368,8 @@ static int make_group(struct maker *maker, uint32_t g)
         maker->out->padding_bytes +=
             (bucket->padded_numel - bucket->numel) * gw_dtype_bytes(bucket->grad_dtype);
     }
-    r = plan_levels(maker->request, maker->page, g, &maker->levels[2 * g],
-                    &maker->levels[2 * g + 1]);
+    r = plan_levels(maker->request, maker->page, g,
+                    g == 0 ? maker->plan->options.secondary_ranks : 0, maker->levels);
     if (r == 0)
         r = view_as(maker, maker->out->rank);
     if (r < 0)
@@ -377,9 +397,7 @@ static int make(struct maker *maker)
     int r;
 
     plan->groups = calloc(groups, sizeof(*plan->groups));
-    maker->levels = calloc((size_t)groups * 2, sizeof(*maker->levels));
-    r = plan->groups && maker->levels ? options_complete(&plan->options, plan->layout)
-                                      : GW_E_NOMEM;
+    r = plan->groups ? options_complete(&plan->options, plan->layout) : GW_E_NOMEM;
     for (uint32_t g = 0; g < groups && r == 0; g++)
         r = make_group(maker, g);
     if (r == 0)
@@ -393,7 +411,6 @@ static int make(struct maker *maker)
         add_memory(maker->page, maker->place, plan->memory_bytes);
     }
     drop_view(maker);
-    free(maker->levels);
     return r;
 }
 

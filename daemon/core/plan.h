@@ -15,6 +15,9 @@
  *    the rank's groups. Ranks lie on nodes in blocks, in order, the first world % nodes blocks one
  *    rank larger. A node sends one partial sum per maximal aligned subtree of its ranks: one, where
  *    blocks are aligned.
+ *  - with secondary_ranks a block of ranks gathers each unit once a step from all owners. Whoever
+ *    of the block comes first does; in ring_bytes each has its share of that. (Blocks are best
+ *    within nodes: what a fill sends to other nodes is not in cross_node_bytes.)
  */
 #ifndef GW_CORE_PLAN_H
 #define GW_CORE_PLAN_H
@@ -33,8 +36,9 @@ struct plan_request {
     uint32_t group_count;
     uint32_t world, nodes;
     uint32_t rank;            /* whose figures */
-    struct wire_seal options; /* zero: default, as at a seal. gather, persist_bytes and reuse_bytes
-                               * count in stage 3 only, shard_ranks not in stage 0 */
+    struct wire_seal options; /* zero: default, as at a seal. gather, persist_bytes, reuse_bytes
+                               * and secondary_ranks count in stage 3 only, shard_ranks not in
+                               * stage 0 */
 };
 
 struct plan_kind {

@@ -7,16 +7,20 @@
 #include "daemon/core/plan.h"
 #include "proto/place.h"
 
-/* Collectives of one sort in a group: within all its runs, or between them. */
+/* Collectives of one sort in a group: within all its runs, between them, or within all blocks. */
 struct plan_level {
     uint32_t members; /* of one */
     /* What the busiest node sends of all of them: so often the payload of one / members. */
     uint64_t reduced, gathered, both;
 };
 
-/* Of group g. Between: one per slice, of as many members as there are runs. GW_E_NOMEM. */
+/* Within runs; between them: one per slice, of as many members as there are runs; within blocks
+ * that keep secondary shards (none: of no members). */
+enum plan_levels { PLAN_WITHIN, PLAN_BETWEEN, PLAN_BLOCKS, PLAN_LEVELS };
+
+/* Of group g, whose blocks have so many ranks (0: it has none). GW_E_NOMEM. */
 int plan_levels(const struct plan_request *request, const struct gw_layout_page *page, uint32_t g,
-                struct plan_level *ret_within, struct plan_level *ret_between);
+                uint32_t block_ranks, struct plan_level ret_levels[PLAN_LEVELS]);
 
 /* Stage 3: how often a step gathers each fetch unit (but the persistent one: 0), for a rank with
  * this place. *ret_times is malloc'd. GW_E_NOMEM. */

@@ -2,6 +2,7 @@
 /* What crosses nodes: who lies where, and how many partial sums and slices leave a node. Pure; any
  * thread. */
 #include <stdlib.h>
+#include <string.h>
 
 #include "daemon/core/plan_internal.h"
 #include "gradwire/errors.h"
@@ -83,8 +84,18 @@ static void set_level(struct plan_level *level, uint32_t members, const struct c
     }
 }
 
+/* Of neighbours, `each` in one. */
+static void set_runs(const struct plan_request *request, struct counts *counts,
+                     const uint32_t *ranks, uint32_t members, uint32_t each,
+                     struct plan_level *ret_level)
+{
+    for (uint32_t first = 0; first < members && counts->nodes; first += each)
+        count_collective(request, counts, ranks + first, 1, each);
+    set_level(ret_level, each, counts);
+}
+
 int plan_levels(const struct plan_request *request, const struct gw_layout_page *page, uint32_t g,
-                struct plan_level *ret_within, struct plan_level *ret_between)
+                uint32_t block_ranks, struct plan_level ret_levels[PLAN_LEVELS])
 {
     const struct gw_layout_group *group = &layout_page_groups(page)[g];
     const uint32_t *ranks = layout_page_members(page, g);
@@ -92,7 +103,7 @@ int plan_levels(const struct plan_request *request, const struct gw_layout_page 
     struct counts counts = {.nodes = request->nodes > 1 ? request->nodes : 0};
     uint64_t *table;
 
-    *ret_within = *ret_between = (struct plan_level){0};
+    memset(ret_levels, 0, PLAN_LEVELS * sizeof(*ret_levels));
     table = calloc((size_t)counts.nodes * 4 + 1, sizeof(*table));
     counts.tree = calloc(group->members, sizeof(*counts.tree));
     if (!table || !counts.tree) {
@@ -104,12 +115,12 @@ int plan_levels(const struct plan_request *request, const struct gw_layout_page 
     counts.partials = table + counts.nodes;
     counts.reduced = table + (size_t)counts.nodes * 2;
     counts.gathered = table + (size_t)counts.nodes * 3;
-    for (uint32_t run = 0; run < runs && counts.nodes; run++)
-        count_collective(request, &counts, ranks + (size_t)run * shard_ranks, 1, shard_ranks);
-    set_level(ret_within, shard_ranks, &counts);
+    set_runs(request, &counts, ranks, group->members, shard_ranks, &ret_levels[PLAN_WITHIN]);
     for (uint32_t slice = 0; slice < shard_ranks && counts.nodes; slice++)
         count_collective(request, &counts, ranks + slice, shard_ranks, runs);
-    set_level(ret_between, runs, &counts);
+    set_level(&ret_levels[PLAN_BETWEEN], runs, &counts);
+    if (block_ranks > 0)
+        set_runs(request, &counts, ranks, group->members, block_ranks, &ret_levels[PLAN_BLOCKS]);
     free(table);
     free(counts.tree);
     return 0;

@@ -241,6 +241,18 @@ class Traffic:
             self.figures[name][kind] += times * value
 
 
+    def add_second(self, members, block, times, payload, padded):
+        """Gathers from a block's secondary shards, but for the first that one of its ranks makes:
+        it comes from all owners and fills them, a slice of each rank. Ring bytes: the block's
+        mean."""
+        self.add("all_gather", block, times, payload, padded, padded)
+        total = ring_bytes("all_gather", payload, members) + \
+            (block * times - 1) * ring_bytes("all_gather", payload, block)
+        self.figures["ring_bytes"]["all_gather"] += \
+            total // block - times * ring_bytes("all_gather", payload, block)
+        self.figures["moved_bytes"]["all_gather"] += padded // block
+
+
 def add_reduction(traffic, layout, bucket, rank, accumulate, micro_steps):
     """Of a bucket: within runs with every micro-step that sends, between them once."""
     group = layout.groups[bucket.group]
@@ -277,8 +289,18 @@ def gathers_of(layout, rank, micro_steps, reuse_bytes):
     return times
 
 
-def step_traffic(layout, rank, accumulate, micro_steps, mapped, gathers, reuse_bytes, group):
+def second_buckets(layout, secondary_ranks):
+    """Buckets whose parameters blocks of ranks keep a second time: not those that persist."""
+    if not 0 < secondary_ranks < len(layout.groups[0].ranks):
+        return []
+    return [b for b in layout.buckets
+            if b.group == 0 and layout.fetch_units[b.fetch_unit].units]
+
+
+def step_traffic(layout, rank, accumulate, micro_steps, mapped, gathers, reuse_bytes, group,
+                 secondary_ranks):
     """One optimizer step of a rank; `group`: that group's part of it, None: all."""
+    second = second_buckets(layout, secondary_ranks)
     traffic = Traffic()
     for bucket in layout.of_rank(rank, group):
         add_reduction(traffic, layout, bucket, rank, accumulate, micro_steps)
@@ -294,9 +316,12 @@ def step_traffic(layout, rank, accumulate, micro_steps, mapped, gathers, reuse_b
                 if rank in layout.groups[b.group].ranks and group in (None, b.group)]
         for buckets in in_order_of_appearance(mine, lambda b: b.group):  # one launch each
             padded = sum(b.bytes_of(b.dtype) for b in buckets)
-            traffic.add("all_gather", layout.groups[buckets[0].group].shard_ranks, count,
-                        sum(b.bytes_of(b.dtype, False) for b in buckets), padded,
-                        0 if mapped else padded)
+            payload = sum(b.bytes_of(b.dtype, False) for b in buckets)
+            owners = layout.groups[buckets[0].group].shard_ranks
+            if buckets[0] in second:
+                traffic.add_second(owners, secondary_ranks, count, payload, padded)
+            else:
+                traffic.add("all_gather", owners, count, payload, padded, 0 if mapped else padded)
     if group is None:
         traffic.add("control", 1, 1)
     return traffic.figures
@@ -353,10 +378,20 @@ def add_run(crossing, layout, bucket, run, times, gathers):
         crossing.add_slices("all_reduce", run, numel * SIZES[bucket.accum_dtype], times)
 
 
-def cross_node_bytes(layout, nodes, accumulate, micro_steps, gathers, reuse_bytes):
+def add_blocks(crossing, layout, bucket, secondary_ranks, gathers):
+    """Of a bucket that blocks of ranks keep a second time, what they gather from that."""
+    ranks = layout.groups[bucket.group].ranks
+    for first in range(0, len(ranks), secondary_ranks):
+        crossing.add_slices("all_gather", ranks[first:first + secondary_ranks],
+                            bucket.bytes_of(bucket.dtype) // secondary_ranks, gathers)
+
+
+def cross_node_bytes(layout, nodes, accumulate, micro_steps, gathers, reuse_bytes,
+                     secondary_ranks):
     """{kind: bytes that each node sends} of a step. Ranks of a node that gather the same at the
-    same time share what comes."""
-    crossing = Crossing(nodes)
+    same time share what comes. Without fills of secondary shards, which stay on a node if blocks
+    do."""
+    crossing, second = Crossing(nodes), second_buckets(layout, secondary_ranks)
     for bucket in layout.buckets:
         ranks, shards = layout.groups[bucket.group]
         for first in range(0, len(ranks), shards):
@@ -365,6 +400,9 @@ def cross_node_bytes(layout, nodes, accumulate, micro_steps, gathers, reuse_byte
                 count = gathers_of(layout, run[0], micro_steps, reuse_bytes)[bucket.fetch_unit]
                 if gathers is not None and layout.fetch_units[bucket.fetch_unit].units:
                     count = gathers
+            if bucket in second:
+                add_blocks(crossing, layout, bucket, secondary_ranks, count)
+                count = 1
             add_run(crossing, layout, bucket, run, 1 if accumulate == "local" else micro_steps,
                     count)
         between = bucket.padded // len(ranks)
@@ -413,7 +451,7 @@ def gathered_memory(layout, rank, gather_bytes):
 
 
 def rank_memory(layout, rank, accumulate, micro_steps, mapped, ring_slots, gather_bytes, arrays,
-                group):
+                group, secondary_ranks):
     """Bytes of one rank by what lies in them. `arrays`: fp32 shard arrays of the optimizer.
     `group`: its part, which the pools that serve all groups are none of."""
     buckets = layout.of_rank(rank, group)
@@ -425,6 +463,8 @@ def rank_memory(layout, rank, accumulate, micro_steps, mapped, ring_slots, gathe
                              if group in (None, b.group)) // len(layout.groups[0].ranks)
     elif layout.stage == 3:
         held["params"] = sum(layout.span(b) * SIZES[b.dtype] for b in buckets)
+        held["params"] += sum(b.bytes_of(b.dtype) // secondary_ranks
+                              for b in second_buckets(layout, secondary_ranks) if b in buckets)
         held["gathered"] = gathered_memory(layout, rank, gather_bytes)
     else:
         held["params"] = sum(b.bytes_of(b.dtype) for b in buckets)
@@ -441,7 +481,7 @@ def rank_memory(layout, rank, accumulate, micro_steps, mapped, ring_slots, gathe
 def expected(parameters, stage, ranks, bucket_bytes, align_bytes=64, micro_steps=1,
              accumulate="auto", gather="private", ring_slots=3, gather_bytes=0,
              optimizer_arrays=2, gathers=None, rank=0, groups=(), shard_ranks=0, persist_bytes=0,
-             reuse_bytes=0, accum_as_grads=False, group=None, nodes=()):
+             reuse_bytes=0, accum_as_grads=False, group=None, nodes=(), secondary_ranks=0):
     """Figures of one optimizer step and the memory of one rank, named as in demo.sh's JSON.
 
     `parameters`: Parameter tuples in order of registration. `gathers`: how often a step gathers
@@ -453,6 +493,8 @@ def expected(parameters, stage, ranks, bucket_bytes, align_bytes=64, micro_steps
     if accumulate == "auto":
         accumulate = "local" if stage <= 1 else "shard"
     mapped = stage == 3 and gather == "mapped"
+    if stage < 3:
+        secondary_ranks = 0
     layout = make_layout(parameters, stage, ranks, bucket_bytes, max(align_bytes, 4), groups,
                          shard_ranks, persist_bytes, accum_as_grads)
     result = {"stage": stage, "ranks": ranks, "bucket_bytes": bucket_bytes,
@@ -460,12 +502,13 @@ def expected(parameters, stage, ranks, bucket_bytes, align_bytes=64, micro_steps
               "params": layout.numel, "padded": layout.padded, "buckets": len(layout.buckets),
               "units": len(layout.units), "fetch_units": len(layout.fetch_units)}
     result.update(step_traffic(layout, rank, accumulate, micro_steps, mapped, gathers,
-                               reuse_bytes, group))
+                               reuse_bytes, group, secondary_ranks))
     result["memory_bytes"] = rank_memory(layout, rank, accumulate, micro_steps, mapped, ring_slots,
-                                         gather_bytes, optimizer_arrays, group)
+                                         gather_bytes, optimizer_arrays, group,
+                                         secondary_ranks)
     if nodes:
         result["cross_node_bytes"] = cross_node_bytes(layout, nodes, accumulate, micro_steps,
-                                                      gathers, reuse_bytes)
+                                                      gathers, reuse_bytes, secondary_ranks)
     if group is not None:
         result["buckets"] = len(layout.of_rank(rank, group))
         result["layout_padding_bytes"] = sum(

@@ -14,9 +14,11 @@ sys.path.insert(0, str(SOURCE / "tests/cases"))
 import plan  # noqa: E402
 
 STEPS, RUN_BUCKET, RING_SLOTS = 2, 4200, 3
-RUNS = [dict(stage=stage, micro_steps=steps, accumulate=accumulate, gather=gather)
+RUNS = [dict(stage=stage, micro_steps=steps, accumulate=accumulate, gather=gather,
+             secondary_ranks=0)
         for stage in range(4) for steps, accumulate in ((1, "auto"), (2, "local"), (2, "shard"))
         for gather in (("private", "mapped") if stage == 3 else ("private",))]
+RUNS.append(dict(RUNS[-1], gather="private", secondary_ranks=1))
 CODES = {"auto": 0, "local": 1, "shard": 2, "private": 0, "mapped": 1}
 
 
@@ -40,8 +42,17 @@ def write_model(path, rows):
 def run_options(run):
     """The command line of a run."""
     accumulate = [] if run["accumulate"] == "auto" else ["--accumulate", run["accumulate"]]
+    blocks = ["--secondary-ranks", run["secondary_ranks"]] if run["secondary_ranks"] else []
     return ["--bucket", RUN_BUCKET, "--stage", run["stage"], "--micro-steps", run["micro_steps"],
-            "--gather", run["gather"], "--ring-slots", RING_SLOTS, *accumulate]
+            "--gather", run["gather"], "--ring-slots", RING_SLOTS, *accumulate, *blocks]
+
+
+def expected(path, world, run):
+    """The independent author's figures of a run."""
+    return plan.expected(plan.read_model(path), run["stage"], world, RUN_BUCKET,
+                         micro_steps=run["micro_steps"], accumulate=run["accumulate"],
+                         gather=run["gather"], ring_slots=RING_SLOTS,
+                         secondary_ranks=run["secondary_ranks"])
 
 
 # ---- the run -------------------------------------------------------------------------------------
@@ -88,7 +99,7 @@ def one_run(rank, world, socket, id_path, rows, run, groups=(), group_of=None):
                                    group=group_of[number]))
     job.seal(stage=run["stage"], bucket_bytes=RUN_BUCKET, micro_steps=run["micro_steps"],
              accumulate=CODES[run["accumulate"]], gather=CODES[run["gather"]],
-             ring_slots=RING_SLOTS)
+             ring_slots=RING_SLOTS, secondary_ranks=run["secondary_ranks"])
     for moment in ("exp_avg", "exp_avg_sq"):
         job.array(moment)
     mine = [rank in members[group] for group in group_of]

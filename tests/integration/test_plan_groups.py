@@ -96,6 +96,8 @@ def test_random_groups(tmp_path, seed):
                "shard_ranks": divisor(rng, ranks) if gather == "private" else 0,
                "persist_bytes": rng.choice((0, 4, 400)),
                "reuse_bytes": rng.choice((0, 0, 6000))}
+    if gather == "private" and options["shard_ranks"] in (0, ranks):
+        options["secondary_ranks"] = divisor(rng, ranks)
     rank = rng.randrange(ranks)
     path = write_model(tmp_path / "m.tsv", rows)
     args = [("--" + key.removesuffix("_bytes").replace("_", "-"), value)
@@ -163,7 +165,8 @@ def test_a_real_run_counts_what_was_planned(daemon, tmp_path, case):
     results = gw.run(WORLD, all_runs, str(daemon.socket), str(tmp_path), groups, group_of, runs,
                      timeout=240 * SLOWER)
     for number, run in enumerate(runs):
-        options = {key: run[key] for key in ("micro_steps", "accumulate", "gather")}
+        options = {key: run[key] for key in ("micro_steps", "accumulate", "gather",
+                                             "secondary_ranks")}
         for rank in range(WORLD):
             got = planned("--model", path, "--ranks", WORLD, "--rank", rank, *run_options(run),
                           *args)

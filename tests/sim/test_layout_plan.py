@@ -23,8 +23,8 @@ ACCUMULATE = {"auto": 0, "local": 1, "shard": 2}
 
 World = collections.namedtuple("World", "parameters stage ranks bucket_bytes align_bytes groups "
                                "shard_ranks persist_bytes reuse_bytes accum_as_grads micro_steps "
-                               "accumulate gather", defaults=((), 0, 0, 0, False, 1, "auto",
-                                                              "private"))
+                               "accumulate gather secondary_ranks",
+                               defaults=((), 0, 0, 0, False, 1, "auto", "private", 0))
 
 
 def print_layouts(worlds):
@@ -34,7 +34,7 @@ def print_layouts(worlds):
         lines.append(f"{w.stage} {w.ranks} {w.bucket_bytes} {w.align_bytes} "
                      f"{int(w.accum_as_grads)} {w.persist_bytes} {w.shard_ranks}")
         lines.append(f"{w.micro_steps} {ACCUMULATE[w.accumulate]} {int(w.gather == 'mapped')} "
-                     f"{w.reuse_bytes} {len(w.groups)} {len(w.parameters)}")
+                     f"{w.reuse_bytes} {w.secondary_ranks} {len(w.groups)} {len(w.parameters)}")
         lines += [f"{len(ranks)} {shard_ranks} {' '.join(map(str, ranks))}"
                   for ranks, shard_ranks in w.groups]
         lines += [f"{p.name} {p.unit or '-'} {p.numel} {p.group} {DTYPES.index(p.dtype)} "
@@ -82,9 +82,10 @@ def random_world(seed):
     mapped = stage == 3 and not runs and all(not run for _, run in groups) and rng.random() < 0.3
     persist = rng.choice((0, 0, 4, rng.randint(1, 500), 10 ** 6)) if stage == 3 else 0
     reuse = rng.choice((0, 0, 1, rng.randint(1, 40000), 10 ** 9)) if stage == 3 else 0
+    blocks = divisor_of(rng, ranks) if stage == 3 and not mapped and runs in (0, ranks) else 0
     return World(parameters, stage, ranks, bucket, rng.choice((4, 4, 16, 64)), groups,
                  runs, persist, reuse, not plain and rng.random() < 0.3, rng.choice((1, 1, 2, 3)),
-                 rng.choice(("auto", "local", "shard")), "mapped" if mapped else "private")
+                 rng.choice(("auto", "local", "shard")), "mapped" if mapped else "private", blocks)
 
 
 def layout_of(world):
@@ -99,7 +100,8 @@ def figures_of(world, rank):
                         gather_bytes=2 ** 62 if world.reuse_bytes else 0, rank=rank,
                         groups=world.groups, shard_ranks=world.shard_ranks,
                         persist_bytes=world.persist_bytes, reuse_bytes=world.reuse_bytes,
-                        accum_as_grads=world.accum_as_grads)
+                        accum_as_grads=world.accum_as_grads,
+                        secondary_ranks=world.secondary_ranks)
     return {name: got[name] for name in ("calls", "payload_bytes", "padding_bytes", "ring_bytes",
                                          "moved_bytes", "memory_bytes")}
 
@@ -229,6 +231,19 @@ def test_persistence_and_reuse():
     assert figures(3, reuse_bytes=1)["calls"]["all_gather"] == 7  # the last unit, at once again
     assert figures(3, reuse_bytes=1000, gather_bytes=1000, micro_steps=3)["calls"][
         "all_gather"] == 4
+
+
+def test_secondary_shards():
+    flat, blocks = figures(3), figures(3, secondary_ranks=2)
+    assert blocks["calls"] == flat["calls"]
+    assert blocks["payload_bytes"] == flat["payload_bytes"]
+    # Of each unit the two ranks of a block gather four times: 3/4 of its bytes once, else 1/2.
+    assert flat["ring_bytes"]["all_gather"] == 2 * 128 * 3 // 4
+    assert blocks["ring_bytes"]["all_gather"] == (96 + 3 * 64) // 2
+    # Half of the padded 144 bytes is kept, and was copied there.
+    assert blocks["memory_bytes"]["params"] == 36 + 72
+    assert blocks["moved_bytes"]["all_gather"] == 2 * 144 + 72
+    assert figures(3, secondary_ranks=4) == flat
 
 
 def test_r08_two_collectives():

@@ -515,6 +515,48 @@ static void reused_units_are_gathered_once(void **state)
     plan_free(plan);
 }
 
+/* Fetch units of 24, 48, 40 and 16 bytes, padded to 144 in all; blocks of two ranks, each on a
+ * node. Of four gathers of a unit that the ranks of a block make in a step, one is from all
+ * owners. */
+static void secondary_shards_keep_gathers_inside_nodes(void **state)
+{
+    struct plan_request request = request_of(3);
+    const struct plan_kind *gathers;
+    struct plan *plan;
+
+    (void)state;
+    request.nodes = 2;
+    plan = plan_of(&request);
+    assert_int_equal(plan->kinds[GW_KIND_ALL_GATHER].cross_node_bytes, 2 * 64);
+    plan_free(plan);
+    request.options.secondary_ranks = 2;
+    plan = plan_of(&request);
+    gathers = &plan->kinds[GW_KIND_ALL_GATHER];
+    assert_int_equal(gathers->calls, 8);
+    assert_int_equal(gathers->payload_bytes, 2 * PAYLOAD);
+    assert_int_equal(gathers->ring_bytes, (96 + 3 * 64) / 2);
+    assert_int_equal(gathers->cross_node_bytes, 64); /* the refetch: 0 */
+    assert_int_equal(gathers->in_node_bytes, 2 * 144 + 72);
+    assert_int_equal(plan->memory_bytes[GW_MEMORY_PARAMS], 36 + 72);
+    plan_free(plan);
+    request.nodes = 4; /* a block on two nodes: each sends the other what it has of all gathers */
+    plan = plan_of(&request);
+    assert_int_equal(plan->kinds[GW_KIND_ALL_GATHER].cross_node_bytes, 96 + 2 * 64);
+    plan_free(plan);
+    request.nodes = 1;
+    request.options.secondary_ranks = 4; /* all: the shards themselves */
+    plan = plan_of(&request);
+    assert_int_equal(plan->options.secondary_ranks, 0);
+    assert_int_equal(plan->kinds[GW_KIND_ALL_GATHER].ring_bytes, 2 * 96);
+    assert_int_equal(plan->memory_bytes[GW_MEMORY_PARAMS], 36);
+    plan_free(plan);
+    request.options.stage = 2;
+    request.options.secondary_ranks = 2;
+    plan = plan_of(&request);
+    assert_int_equal(plan->options.secondary_ranks, 0);
+    plan_free(plan);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -534,6 +576,7 @@ int main(void)
         cmocka_unit_test(persistent_parameters_are_gathered_once),
         cmocka_unit_test(a_fetch_unit_of_two_groups_is_two_gathers),
         cmocka_unit_test(reused_units_are_gathered_once),
+        cmocka_unit_test(secondary_shards_keep_gathers_inside_nodes),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
