@@ -62,7 +62,7 @@ struct deepspeed {
     uint32_t dtype, grad_dtype;              /* of gw_param_options */
     bool half; /* dtype is said: fp16 or bf16 is on, or the caller's */
     uint64_t persist_bytes; /* whatever the stage; in options, where a seal takes them */
-    uint32_t shard_ranks;
+    uint32_t shard_ranks, secondary_ranks;
     struct deepspeed_list keys, defaults;
 };
 

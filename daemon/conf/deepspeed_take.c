@@ -211,11 +211,14 @@ TAKE(take_secondary)
     r = check_runs(reader, key, value->whole);
     if (r < 0)
         return r;
-    if (value->whole <= 1)
+    if (value->whole <= 1) {
         SAY(DEEPSPEED_NOT_NEEDED, "off: no secondary shards");
-    else
-        SAY(DEEPSPEED_NOT_NEEDED, "no secondary shards (hpZ) are kept: this release runs one node, "
-            "where every gather reads the owners' memory, and a second copy would save nothing");
+        return 0;
+    }
+    reader->config->secondary_ranks = (uint32_t)value->whole;
+    SAY(DEEPSPEED_MAPPED, "secondary_ranks %" PRId64 " (stage 3: each block of so many ranks keeps "
+        "a second copy of the shards; of a version, a block gathers each unit once from all ranks, "
+        "and else from that copy)", value->whole);
     return 0;
 }
 
@@ -482,6 +485,20 @@ static void settle_stage(struct reader *reader)
         config->persist_bytes = 0;
     config->options.persist_bytes = config->options.stage == 3 ? config->persist_bytes : 0;
     config->options.shard_ranks = config->options.stage > 0 ? config->shard_ranks : 0;
+    config->options.secondary_ranks = config->options.stage == 3 ? config->secondary_ranks : 0;
+}
+
+/* Runs of all ranks are none. */
+static int check_blocks(struct reader *reader)
+{
+    const struct deepspeed *config = reader->config;
+
+    if (config->secondary_ranks == 0 || config->shard_ranks == 0 ||
+        config->shard_ranks == reader->given->world)
+        return 0;
+    return deepspeed_wrong(reader, "zero_optimization.zero_hpz_partition_size",
+                           "and mics_shard_size contradict each other: with the latter each run "
+                           "of ranks holds a whole copy of the shards already");
 }
 
 int deepspeed_settle(struct reader *reader)
@@ -492,6 +509,9 @@ int deepspeed_settle(struct reader *reader)
     if (reader->fp16 && reader->bf16)
         return deepspeed_wrong(reader, "fp16.enabled", "and bf16.enabled contradict each other");
     r = settle_scaler(reader);
+    if (r < 0)
+        return r;
+    r = check_blocks(reader);
     if (r < 0)
         return r;
     settle_stage(reader);

@@ -109,6 +109,7 @@ CONFIGURATIONS = [
             stage3_max_reuse_distance=400), "bf16": {"enabled": True},
      "communication_data_type": "fp16", "data_types": {"grad_accum_dtype": "bf16"}},
     {**zero(stage=2, reduce_bucket_size=600, mics_shard_size=2), "fp16": {"enabled": True}},
+    {**zero(stage=3, reduce_bucket_size=600, zero_hpz_partition_size=2), "gradient_clipping": 0},
     {**zero(cpu_offload=False, ignore_unused_parameters=False), "no_such_key": [1, {"a": None}]},
 ]
 
@@ -122,7 +123,8 @@ def flags(options, params):
     for flag, value in (("--reduce-dtype", options.reduce_dtype and names[options.reduce_dtype]),
                         ("--accumulators", options.accum_as_grads and "grads"),
                         ("--shard-ranks", options.shard_ranks),
-                        ("--persist", options.persist_bytes), ("--reuse", options.reuse_bytes)):
+                        ("--persist", options.persist_bytes), ("--reuse", options.reuse_bytes),
+                        ("--secondary-ranks", options.secondary_ranks)):
         out += [flag, value] if value else []
     return out
 
@@ -142,7 +144,7 @@ def test_a_job_gets_what_is_planned(ds, model, configuration):
     for figures in ("dtypes", "grad_dtypes"):
         assert again[figures] == planned[figures]
     for figures in ("calls", "payload_bytes", "ring_bytes", "shard_ranks", "persistent_params",
-                    "reuse_bytes"):
+                    "reuse_bytes", "secondary_ranks"):
         assert again["stages"][0][figures] == planned["stages"][options.stage][figures], figures
 
 

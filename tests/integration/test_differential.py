@@ -57,6 +57,7 @@ class World:
             "persist_bytes": int(rng.choice([0, 0, 64])) if stage == 3 else 0,
             "reuse_bytes": int(rng.choice([0, 1 << 20])) if stage == 3 else 0,
         }
+        self.options["secondary_ranks"] = self._blocks()
         # Who has which gradient: some are missing on a rank, in a micro-step, or everywhere.
         self.present = rng.random((STEPS, self.micro_steps, self.size, len(self.params))) < 0.85
         for step in range(STEPS):
@@ -68,6 +69,14 @@ class World:
     def _shard(rng, members, stage):
         divisors = [d for d in range(1, members + 1) if members % d == 0]
         return int(rng.choice(divisors)) if stage > 0 and rng.integers(0, 3) == 0 else 0
+
+    def _blocks(self):
+        """From a stream of its own, so that a seed makes the world that it always made."""
+        rng = np.random.default_rng([self.seed, 1])
+        if self.options["stage"] < 3 or self.options["gather"] or self.options["shard_ranks"]:
+            return 0
+        divisors = [d for d in range(1, self.size + 1) if self.size % d == 0]
+        return int(rng.choice(divisors)) if rng.integers(0, 3) else 0
 
     def _groups(self, rng, stage):
         """Beside that of all ranks; (ranks, shard_ranks)."""

@@ -292,7 +292,7 @@ static const struct {
     IN_ZERO("stage3_module_granularity_threshold", "-1", NOT_NEEDED),
     IN_ZERO("leaf_module", "{\"classes\": []}", NOT_NEEDED),
     IN_ZERO("sub_group_size", "1e9", NOT_NEEDED),
-    IN_ZERO("zero_hpz_partition_size", "2", NOT_NEEDED),
+    IN_ZERO("zero_hpz_partition_size", "2", MAPPED),
     IN_ZERO("zero_hpz_partition_size", "1", NOT_NEEDED),
     IN_ZERO("mics_shard_size", "4", MAPPED),
     IN_ZERO("mics_shard_size", "-1", NOT_NEEDED),
@@ -471,6 +471,8 @@ static void contradictions_are_refused(void **state)
     (void)state;
     assert_refused(ZERO("\"zero_hpz_partition_size\": 3"), "does not divide 4 ranks");
     assert_refused(ZERO("\"mics_shard_size\": 8"), "does not divide 4 ranks");
+    assert_refused(ZERO("\"zero_hpz_partition_size\": 2, \"mics_shard_size\": 2"),
+                   "zero_hpz_partition_size and mics_shard_size contradict each other");
     assert_refused("{\"fp16\": {\"enabled\": true}, \"bf16\": {\"enabled\": true}}", "contradict");
     assert_refused(ZERO("\"stage3_prefetch_bucket_size\": 1, \"prefetch_bucket_size\": 2"),
                    "contradicts");
@@ -536,7 +538,8 @@ static void the_callers_dtypes_come_first(void **state)
     deepspeed_free(config);
 }
 
-/* A seal takes persist_bytes in stage 3 alone, shard_ranks not in stage 0; a plan shows all. */
+/* A seal takes persist_bytes and secondary_ranks in stage 3 alone, shard_ranks not in stage 0; a
+ * plan shows all. */
 static void options_are_those_of_the_stage(void **state)
 {
     static const uint64_t persist[] = {0, 0, 0, 40};
@@ -553,6 +556,14 @@ static void options_are_those_of_the_stage(void **state)
         assert_int_equal(config->options.shard_ranks, runs[stage]);
         assert_int_equal(config->persist_bytes, 40);
         assert_int_equal(config->shard_ranks, 2);
+        deepspeed_free(config);
+    }
+    for (unsigned stage = 0; stage < 4; stage++) {
+        (void)snprintf(text, sizeof(text), "{\"zero_optimization\": {\"stage\": %u, "
+                       "\"zero_hpz_partition_size\": 2, \"mics_shard_size\": 4}}", stage);
+        config = parse(text);
+        assert_int_equal(config->options.secondary_ranks, stage == 3 ? 2 : 0);
+        assert_int_equal(config->secondary_ranks, 2);
         deepspeed_free(config);
     }
     config = parse("{\"zero_optimization\": {\"stage\": 3, "
