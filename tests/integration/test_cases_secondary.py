@@ -3,7 +3,7 @@
 
 Four ranks in blocks of two. A block's first gather of a version comes from all four and fills the
 block's copy; what the block's ranks gather afterwards comes from that copy.
-ctest: device=cuda
+ctest: device=cuda nodes=too
 """
 import pytest
 

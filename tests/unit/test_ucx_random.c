@@ -238,6 +238,31 @@ static void choose_gather(struct run *run, struct launched *launched)
         }
 }
 
+/* The other way: of buckets that one member has whole, each gets its slices. */
+static void choose_fill(struct run *run, struct launched *launched)
+{
+    struct core_op *op = &launched->op;
+    uint64_t slice = op->numel * 4;
+    uint32_t buckets = 1 + (uint32_t)rnd(run, 2), of = (uint32_t)rnd(run, op->world);
+
+    op->stream = CORE_STREAM_GATHER;
+    op->rank = op->members[of];
+    op->bucket_count = buckets;
+    make_memory(run, launched, op->numel * buckets * op->world, op->numel * buckets, false);
+    launched->segment_count = buckets * op->world;
+    for (uint32_t i = 0; i < launched->segment_count; i++) {
+        uint32_t b = i / op->world, q = i % op->world;
+        for (uint32_t copy = 0; copy < 2; copy++) {
+            char *from = launched->memory.in[copy][of], *at = launched->memory.out[copy][q];
+            launched->segments[copy][i] = (struct fabric_segment){.to = at ? at + b * slice : NULL,
+                                                                  .from = from ? from + i * slice
+                                                                               : NULL,
+                                                                  .bytes = slice,
+                                                                  .owner = op->members[q]};
+        }
+    }
+}
+
 /* Of one rank: what the others have of it is nothing. */
 static void choose_own(struct run *run, struct launched *launched)
 {
@@ -264,11 +289,13 @@ static void choose_op(struct run *run, struct launched *launched)
     static const uint8_t kinds[] = {
         CORE_OP_REDUCE_SCATTER, CORE_OP_REDUCE_SCATTER, CORE_OP_ALL_REDUCE, CORE_OP_ALL_REDUCE,
         CORE_OP_ALL_GATHER,     CORE_OP_GATHER,         CORE_OP_GATHER,     CORE_OP_BROADCAST,
-        CORE_OP_BARRIER,        CORE_OP_LOCAL_ADD,      CORE_OP_ZERO,       CORE_OP_CAST};
+        CORE_OP_BARRIER,        CORE_OP_LOCAL_ADD,      CORE_OP_ZERO,       CORE_OP_CAST,
+        CORE_OP_FILL,           CORE_OP_FILL};
     static const uint8_t traffic[] = {[CORE_OP_REDUCE_SCATTER] = GW_KIND_REDUCE_SCATTER,
                                       [CORE_OP_ALL_REDUCE] = GW_KIND_ALL_REDUCE,
                                       [CORE_OP_ALL_GATHER] = GW_KIND_ALL_GATHER,
                                       [CORE_OP_GATHER] = GW_KIND_ALL_GATHER,
+                                      [CORE_OP_FILL] = GW_KIND_ALL_GATHER,
                                       [CORE_OP_BROADCAST] = GW_KIND_BROADCAST,
                                       [CORE_OP_BARRIER] = GW_KIND_CONTROL,
                                       [CORE_OP_LOCAL_ADD] = GW_KINDS,
@@ -282,13 +309,15 @@ static void choose_op(struct run *run, struct launched *launched)
     op->traffic = traffic[op->kind];
     op->payload_bytes = op->id; /* figures are added as they are */
     op->numel = 1 + rnd(run, rnd(run, 4) ? 5000 : run->what->numel_max);
-    if (op->kind != CORE_OP_GATHER)
+    if (op->kind != CORE_OP_GATHER && op->kind != CORE_OP_FILL)
         run->last = op->id;
     choose_members(run, launched);
     if (op->kind == CORE_OP_REDUCE_SCATTER || op->kind == CORE_OP_ALL_REDUCE) {
         choose_sum(run, launched);
     } else if (op->kind == CORE_OP_GATHER) {
         choose_gather(run, launched);
+    } else if (op->kind == CORE_OP_FILL) {
+        choose_fill(run, launched);
     } else if (op->kind == CORE_OP_ALL_GATHER) {
         make_memory(run, launched, op->numel, op->numel * op->world, false);
     } else if (op->kind == CORE_OP_BROADCAST) {

@@ -2,8 +2,9 @@
 /*
  * Gathers between nodes: the rank's node asks each owners' node for what it has, and gets it in
  * place. Where another rank of the node lies with the same of the same version, the owners are told
- * that nothing is needed, and it is copied from there: each slice crosses once per node. Stream
- * threads; flows are made on the loop thread.
+ * that nothing is needed, and it is copied from there: each slice crosses once per node. Fills go
+ * the other way: each member's node asks the rank's. Stream threads; flows are made on the loop
+ * thread.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -21,13 +22,13 @@ static int prepare_ask(struct ucx_op *op, struct ucx_flow *flow, uint64_t row, u
     return 0;
 }
 
-/* An owners' node hears what the other wants. */
+/* Who has it hears what the other node wants. */
 static void asked(struct ucx_op *op, struct ucx_flow *flow, uint64_t row)
 {
     bool skip = flow->slots[row % flow->window].request.flags & NET_SKIP;
 
     for (uint32_t i = 0; !skip && i < op->flow_count; i++)
-        if (op->flows[i].gated)
+        if (op->flows[i].gated && op->flows[i].node == flow->node)
             op->flows[i].ready = op->flows[i].rows;
 }
 
@@ -69,6 +70,13 @@ static void count(struct ucx_op *op)
     figures_moved(&op->fabric->local.counters, &op->local->op, op->local->op.rank, op->moved[0]);
 }
 
+static void count_filled(struct ucx_op *op)
+{
+    for (uint32_t i = 0; i < op->segment_count; i++)
+        figures_moved(&op->fabric->local.counters, &op->local->op, op->segments[i].at.owner,
+                      op->segments[i].at.bytes);
+}
+
 static uint64_t rows_with(const struct ucx_op *op, uint32_t node)
 {
     uint64_t rows = 0;
@@ -78,7 +86,7 @@ static uint64_t rows_with(const struct ucx_op *op, uint32_t node)
     return rows;
 }
 
-/* One of the rank's node, or of the owners'. */
+/* One of the two asks, the other sends. */
 static int plan_with(struct ucx_op *op, uint32_t node, bool pulls)
 {
     uint64_t rows = rows_with(op, node);
@@ -108,16 +116,18 @@ static int plan_with(struct ucx_op *op, uint32_t node, bool pulls)
 int ucx_plan_gather(struct ucx_op *op)
 {
     const struct local_fabric *local = &op->fabric->local;
-    uint32_t to = local->config.nodes->of_rank[op->local->op.rank];
+    uint32_t at = local->config.nodes->of_rank[op->local->op.rank];
+    bool fills = op->local->op.kind == CORE_OP_FILL, here = at == op->own;
     int r = 0;
 
-    if (to != op->own)
-        return plan_with(op, to, false);
+    if (here != fills)
+        op->finish = fills ? count_filled : count;
+    if (!here)
+        return plan_with(op, at, fills);
     op->meanwhile = copy_own;
-    op->finish = count;
     for (uint32_t node = 0; r == 0 && node < GW_NODES_MAX; node++)
         if (node != op->own)
-            r = plan_with(op, node, true);
+            r = plan_with(op, node, !fills);
     return r;
 }
 

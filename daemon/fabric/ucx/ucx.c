@@ -39,8 +39,8 @@ static uint64_t digest_of(const struct core_op *op)
 
 static bool is_of_one_rank(const struct core_op *op)
 {
-    return op->kind == CORE_OP_GATHER || op->kind == CORE_OP_LOCAL_ADD ||
-           op->kind == CORE_OP_ZERO || op->kind == CORE_OP_CAST;
+    return op->kind == CORE_OP_GATHER || op->kind == CORE_OP_FILL ||
+           op->kind == CORE_OP_LOCAL_ADD || op->kind == CORE_OP_ZERO || op->kind == CORE_OP_CAST;
 }
 
 /* Where the op's members are, and which nodes have a part in it. */
@@ -123,7 +123,7 @@ static int plan_data(struct ucx_op *op)
     bool crosses = op->nodes & (op->nodes - 1), own = op->nodes >> op->own & 1;
     uint8_t kind = op->local->op.kind;
 
-    if (kind == CORE_OP_GATHER && op->segment_count > 0)
+    if ((kind == CORE_OP_GATHER || kind == CORE_OP_FILL) && op->segment_count > 0)
         return ucx_plan_gather(op);
     if (own && (!crosses || kind == CORE_OP_BARRIER))
         op->meanwhile = run_local;
@@ -207,7 +207,7 @@ static int op_new(struct ucx_fabric *fabric, const struct core_op *what, struct 
     return 0;
 }
 
-/* What a gather copies here, into `own`; from whom else it is got. */
+/* What a gather or fill copies here, into `own`; from whom else a gather gets it. */
 static int split(struct ucx_op *op, const struct fabric_op *from, struct fabric_segment **ret_own,
                  struct fabric_op *ret_here, struct ucx_waits *waits)
 {
@@ -219,7 +219,8 @@ static int split(struct ucx_op *op, const struct fabric_op *from, struct fabric_
     *ret_own = own;
     r = ucx_split_gather(op, from, own, &ret_here->segment_count);
     ret_here->segments = own;
-    if (r == 0 && local_is_here(&op->fabric->local, from->op->rank))
+    if (r == 0 && from->op->kind == CORE_OP_GATHER &&
+        local_is_here(&op->fabric->local, from->op->rank))
         r = ucx_copies_gather(op, from, own, &ret_here->segment_count, waits);
     return r;
 }
@@ -268,7 +269,7 @@ static int ucx_launch(struct fabric *fabric, const struct fabric_op *from)
         return r;
     for (uint32_t i = 0; r == 0 && i < from->op->wait_op_count; i++)
         r = ucx_waits_add(&waits, from->op->wait_ops[i]);
-    if (r == 0 && from->op->kind == CORE_OP_GATHER)
+    if (r == 0 && (from->op->kind == CORE_OP_GATHER || from->op->kind == CORE_OP_FILL))
         r = split(op, from, &own, &here, &waits);
     if (r < 0)
         op_free(op);

@@ -62,11 +62,11 @@ struct ucx_flow {
     uint32_t *missing;      /* of the window's rows */
 };
 
-/* What a gather crosses with. */
+/* What a gather or fill crosses with. */
 struct ucx_segment {
     struct fabric_segment at;
     uint64_t rows;
-    uint32_t node; /* of its owner */
+    uint32_t node; /* the other one */
 };
 
 /* An op's part between nodes; loop thread until it is enqueued, then its stream's. */
@@ -125,10 +125,10 @@ bool ucx_parts_plain(const struct kernel_subtree *subtrees, uint32_t n);
 int ucx_plan_sum(struct ucx_op *op);        /* sum.c: REDUCE_SCATTER, ALL_REDUCE */
 int ucx_plan_all_gather(struct ucx_op *op); /* copy.c */
 int ucx_plan_broadcast(struct ucx_op *op);
-int ucx_plan_gather(struct ucx_op *op);  /* gather.c */
+int ucx_plan_gather(struct ucx_op *op);  /* gather.c: GATHER, FILL */
 int ucx_plan_verdict(struct ucx_op *op); /* verdict.c */
-/* A gather's segments: those that cross to or from this node are the op's from now on, those that
- * its rank has here are left in ret_own, which has room for all. */
+/* A gather's or fill's segments: those that cross to or from this node are the op's from now on,
+ * those that stay here are left in ret_own, which has room for all. */
 int ucx_split_gather(struct ucx_op *op, const struct fabric_op *from,
                      struct fabric_segment *ret_own, uint32_t *ret_own_count);
 
