@@ -296,6 +296,7 @@ struct parts_range nccl_share(const struct core_op *op, uint32_t index);
 void nccl_span_send_inputs(struct nccl_part *part, uint64_t at, uint64_t room);
 void nccl_span_spread(struct nccl_part *part);
 void nccl_span_gather(struct nccl_part *part);
+void nccl_span_fill(struct nccl_part *part);
 void nccl_span_meet(struct nccl_part *part);
 void nccl_span_partials(struct nccl_part *part, void *partials, uint64_t bytes);
 

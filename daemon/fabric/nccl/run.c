@@ -106,8 +106,14 @@ static void run_fill(struct nccl_part *part)
 {
     const struct nccl_op *op = part->op;
 
-    for (uint32_t i = 0; i < op->segment_count && !part->failed; i++) {
+    if (op->crosses)
+        nccl_span_fill(part);
+    for (uint32_t i = 0; part->native->rank == op->op.rank && i < op->segment_count &&
+                         !part->failed;
+         i++) {
         const struct fabric_segment *segment = &op->segments[i];
+        if (!segment->to)
+            continue;
         nccl_copy(part, (struct nccl_side){segment->to, segment->owner, false},
                   nccl_own(part, segment->from), segment->bytes);
         if (!part->failed)

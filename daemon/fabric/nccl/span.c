@@ -31,7 +31,8 @@ bool nccl_crosses(const struct nccl_fabric *fabric, const struct core_op *op)
 
 uint64_t nccl_parts_here(const struct nccl_fabric *fabric, const struct core_op *op)
 {
-    bool owners = op->kind == CORE_OP_GATHER && !nccl_is_here(fabric, op->rank);
+    bool asked = op->kind == CORE_OP_GATHER || op->kind == CORE_OP_FILL;
+    bool owners = asked && !nccl_is_here(fabric, op->rank);
     uint64_t ranks = figures_ranks(op), here = 0;
 
     for (uint32_t i = 0; owners && i < op->world; i++)
@@ -167,6 +168,29 @@ void nccl_span_gather(struct nccl_part *part)
             nccl_send(part, asks, segment->from, segment->bytes);
         else if (rank == op->op.rank && !segment->from)
             nccl_receive(part, owner, segment->to, segment->bytes);
+    }
+    nccl_exchange_end(part, began);
+}
+
+/* The other way. */
+void nccl_span_fill(struct nccl_part *part)
+{
+    const struct nccl_op *op = part->op;
+    uint32_t rank = part->native->rank, gives = parts_index(op->op.members, op->op.world,
+                                                            op->op.rank);
+    bool began;
+
+    nccl_exchange_begin(part);
+    began = !part->failed;
+    for (uint32_t i = 0; i < op->segment_count && !part->failed; i++) {
+        const struct fabric_segment *segment = &op->segments[i];
+        uint32_t owner = parts_index(op->op.members, op->op.world, segment->owner);
+        if (rank == op->op.rank && !segment->to) {
+            nccl_send(part, owner, segment->from, segment->bytes);
+        } else if (rank != op->op.rank && segment->owner == rank) {
+            nccl_receive(part, gives, segment->to, segment->bytes);
+            figures_moved(&op->fabric->counters, &op->op, rank, segment->bytes);
+        }
     }
     nccl_exchange_end(part, began);
 }
