@@ -2,7 +2,7 @@
 """Fixtures of all tests with real processes: a gradwired of their own, in a directory of its own.
 
 After each test nothing may be left: no process, no socket, no entry; that is part of every test.
-With $GW_TEST_NODES the ranks of tests that ask for `service` are spread over nodes (nodes.py).
+With $GW_RANKS_ON_NODES the ranks of tests that ask for `service` are spread over nodes (nodes.py).
 With $GW_TEST_DEVICE=cuda every test also has GPUs of its own (fakegpus.py), runs under several
 seeds of theirs, and fails when they saw a rule broken or something left.
 """
@@ -28,7 +28,7 @@ BUILD = pathlib.Path(os.environ.get("GRADWIRE_BUILD", "build/release")).resolve(
 SLOWER = int(os.environ.get("GW_TEST_SLOWER", "1"))
 SANITIZE = re.search(r"^GW_SANITIZE:STRING=(.*)$", (BUILD / "CMakeCache.txt").read_text(),
                      re.M)[1]  # -fsanitize= value of the build, or empty
-NODES = "GW_TEST_NODES" in os.environ
+NODES = "GW_RANKS_ON_NODES" in os.environ
 HERE = pathlib.Path(__file__).resolve().parent
 
 GRADWIRED = BUILD / "daemon/supervisor/gradwired"
@@ -49,7 +49,7 @@ SEEDS = int(os.environ.get("GW_CUDA_SEEDS", "5"))  # of each test function, at l
 def pytest_configure(config):
     config.addinivalue_line("markers", "host_only(why): not run with $GW_TEST_DEVICE=cuda")
     config.addinivalue_line("markers", "cuda_only: run with $GW_TEST_DEVICE=cuda alone")
-    config.addinivalue_line("markers", "one_node(why): not run with $GW_TEST_NODES")
+    config.addinivalue_line("markers", "one_node(why): not run with $GW_RANKS_ON_NODES")
     config.addinivalue_line("markers", "gpus(n, *options): GPUs, and options of their server")
     config.addinivalue_line("markers", "gpu_options(*options): more options of their server")
     config.addinivalue_line("markers", "seeds(n): of each of its parameters")
