@@ -168,7 +168,7 @@ static int build_layout_page(struct job *job)
     return 0;
 }
 
-/* A first seal that failed leaves nothing; the ranks may try again with less. */
+/* A first seal that came to nothing leaves nothing; the ranks may try again with less. */
 static void drop_all(struct job *job)
 {
     for (int rank = -1; rank < (int)job->config.world; rank++)
@@ -193,6 +193,8 @@ int build_all(struct job *job, char text[GW_TEXT_MAX + 1])
     int r;
 
     text[0] = 0;
+    if (!job->built)
+        drop_all(job);
     r = build_arenas(job, text);
     if (r == 0)
         r = build_layout_page(job);
@@ -207,14 +209,20 @@ int build_all(struct job *job, char text[GW_TEXT_MAX + 1])
     if (r < 0) {
         if (text[0] == 0)
             request_memory_text(job, GW_PAGE_BYTES, r, text, GW_TEXT_MAX + 1);
-        if (!job->built)
-            drop_all(job);
         return r;
     }
-    job->built = true;
     reserve_overflow(job);
     job->config.fabric_ops->reset(job->fabric);
     return 0;
+}
+
+void build_told(struct job *job)
+{
+    enum gw_job_state state = core_state(job->core);
+
+    if (!core_layout(job->core))
+        drop_all(job);
+    job->built = job->built || state == GW_JOB_SEALED || state == GW_JOB_RUNNING;
 }
 
 void build_free(struct job *job)

@@ -286,12 +286,14 @@ static int effect_build(struct job *job, uint64_t now_ns)
 {
     const struct job_log *log = job->config.log;
     char text[GW_TEXT_MAX + 1];
-    int code = build_all(job, text);
+    int code = build_all(job, text), r;
 
     if (log)
         return log->built(log->user, code, text);
-    return core_handle(job->core, now_ns,
-                       &(struct core_event){.kind = CORE_EV_BUILT, .code = code, .text = text});
+    r = core_handle(job->core, now_ns,
+                    &(struct core_event){.kind = CORE_EV_BUILT, .code = code, .text = text});
+    build_told(job);
+    return r;
 }
 
 static int effect_overflow(struct job *job, uint64_t now_ns, const struct core_effect *effect)
@@ -565,6 +567,8 @@ int job_apply(struct job *job, uint64_t now_ns, const struct core_event *event, 
         job->request = event->msg;
     }
     r = handle(job, now_ns, &own);
+    if (event->kind == CORE_EV_BUILT)
+        build_told(job);
     drop_detached(job);
     return r;
 }

@@ -91,6 +91,8 @@ void span_reply_read(struct job *job, const struct core_effect *effect, uint64_t
 
 /* build.c: 0, or why not, with text. */
 int build_all(struct job *job, char text[GW_TEXT_MAX + 1]);
+/* The core knows whether all nodes could: what it has no layout for is dropped here too. */
+void build_told(struct job *job);
 void build_free(struct job *job);
 /* Nothing will be raised any more: no stream of a client may wait for it. */
 void build_release_waits(struct job *job);
