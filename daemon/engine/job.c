@@ -217,6 +217,15 @@ static int device_lost(struct job *job, uint64_t now_ns, const char *text)
                         .kind = CORE_EV_DEVICE_LOST, .code = GW_E_DEVICE, .text = text});
 }
 
+/* Its last client's buffers: another client holds the rank now. */
+static void replace_client(struct job *job, uint32_t rank)
+{
+    if (!(job->detached >> rank & 1))
+        return;
+    job->detached &= ~(1ull << rank);
+    arenas_drop_kind(job->arenas, GW_ARENA_BUFFER, (int)rank, job_last_unfinished(job));
+}
+
 /* Answer to a JOIN: the first of a generation ends the last one, the last one makes it whole,
  * before any op of it comes. */
 static int effect_joined(struct job *job, uint64_t now_ns, const struct core_effect *effect)
@@ -229,8 +238,10 @@ static int effect_joined(struct job *job, uint64_t now_ns, const struct core_eff
         settle(job);
         job->generation = reply->u.joined.generation;
     }
-    if (nodes && reply->type == WIRE_JOINED)
+    if (nodes && reply->type == WIRE_JOINED) {
         nodes->of_rank[effect->rank] = (uint8_t)job->origin;
+        replace_client(job, effect->rank);
+    }
     if (!nodes || job->origin == nodes->own)
         job->config.callbacks.reply(job->config.callbacks.user, effect->rank, job->cookie, reply,
                                     NULL, 0);
@@ -464,7 +475,8 @@ void job_attach(struct job *job, uint32_t rank, const struct job_port *port)
     job->ports[rank] = *port;
 }
 
-/* Several nodes: ops that the log brings before it says that the rank has gone name its buffers. */
+/* Several nodes: ops that the log brings before it says that the rank has gone name its buffers,
+ * and wait for its tokens. */
 static void drop_detached(struct job *job)
 {
     uint64_t gone = job->detached & ~core_present(job->core);
@@ -477,6 +489,8 @@ static void drop_detached(struct job *job)
 
 void job_detach(struct job *job, uint32_t rank)
 {
+    if (job->config.log)
+        span_keep_words(job, rank);
     job->ports[rank] = (struct job_port){.engine = NULL};
     if (job->config.log) {
         job->detached |= 1ull << rank;

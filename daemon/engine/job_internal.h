@@ -81,6 +81,10 @@ void span_reset(struct job *job);
 /* An op's times here, for when it is done everywhere. */
 void span_note(struct job *job, const struct device_done *done);
 void span_times(const struct job *job, struct core_event *event);
+/* Its client goes; ops of it may still be on their way through the log. */
+void span_keep_words(struct job *job, uint32_t rank);
+/* Until the log says that it has gone, else NULL. */
+const _Atomic uint64_t *span_kept_word(const struct job *job, uint32_t rank, uint32_t timeline);
 /* A PARAM_IO of a rank here goes to the log: its values go first. */
 int span_param_io(struct job *job, uint32_t rank, const struct wire_msg *msg);
 /* Values written by a rank elsewhere; NULL: they have not come. */

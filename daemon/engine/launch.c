@@ -148,7 +148,16 @@ static int resolve_signals(struct job *job, const struct core_op *op, struct fab
     return 0;
 }
 
-/* A token of a rank without a client counts as reached. */
+/* The word of a token; NULL: it counts as reached, for the rank has no client. */
+static const _Atomic uint64_t *word_of(const struct job *job, const struct core_token *token)
+{
+    const struct gw_client_page *page = job->ports[token->rank].client;
+
+    if (token->index >= GW_TIMELINES_MAX)
+        return NULL;
+    return page ? &page->timeline[token->index] : span_kept_word(job, token->rank, token->index);
+}
+
 static int resolve_waits(struct job *job, const struct core_op *op, struct fabric_op *to)
 {
     struct scratch *scratch = &job->scratch;
@@ -162,10 +171,9 @@ static int resolve_waits(struct job *job, const struct core_op *op, struct fabri
     scratch->waits = waits;
     for (uint32_t i = 0; i < op->wait_count; i++) {
         const struct core_token *token = &op->waits[i];
-        const struct gw_client_page *page = job->ports[token->rank].client;
-        if (page && token->index < GW_TIMELINES_MAX)
-            waits[to->wait_count++] =
-                (struct device_wait){&page->timeline[token->index], token->value, token->rank};
+        const _Atomic uint64_t *word = word_of(job, token);
+        if (word)
+            waits[to->wait_count++] = (struct device_wait){word, token->value, token->rank};
     }
     to->waits = waits;
     return 0;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What only a job on several nodes needs: values of parameters that travel between a rank and the
- * nodes where they lie, and the times of ops here, told to the core when the op is done everywhere.
+ * nodes where they lie, the times of ops here, told to the core when the op is done everywhere, and
+ * how far a client's timelines had come when it went, for ops that the log brings after that.
  * Loop thread. A rank has one PARAM_IO under way at a time; the log brings its values, if it
  * writes, before the request itself, and to all nodes.
  */
@@ -24,6 +25,7 @@ struct io {
 struct span {
     struct device_done times[TIMES];
     struct io io[GW_RANKS_MAX];
+    _Atomic uint64_t words[GW_RANKS_MAX][GW_TIMELINES_MAX]; /* of clients that are gone */
 };
 
 int span_new(struct job *job)
@@ -68,6 +70,21 @@ void span_times(const struct job *job, struct core_event *event)
         return;
     event->started_ns = done->started_ns;
     event->done_ns = done->done_ns;
+}
+
+/* ---- clients that are gone ------------------------------------------------------------------- */
+
+void span_keep_words(struct job *job, uint32_t rank)
+{
+    const struct gw_client_page *page = job->ports[rank].client;
+
+    for (uint32_t i = 0; page && i < GW_TIMELINES_MAX; i++)
+        atomic_store(&job->span->words[rank][i], atomic_load(&page->timeline[i]));
+}
+
+const _Atomic uint64_t *span_kept_word(const struct job *job, uint32_t rank, uint32_t timeline)
+{
+    return job->detached >> rank & 1 ? &job->span->words[rank][timeline] : NULL;
 }
 
 /* ---- values ---------------------------------------------------------------------------------- */
