@@ -128,7 +128,8 @@ static void follow_generation(struct nodes *nodes)
         return;
     nodes->generation = generation;
     nodes->done_from = job_last_op(job) + 1;
-    memset(nodes->done, 0, nodes->done_room * sizeof(*nodes->done));
+    for (uint32_t i = 0; i < nodes->done_room; i++)
+        nodes->done[i] = 0;
 }
 
 static int carry_out(struct nodes *nodes, struct nodes_event *event)
@@ -342,8 +343,6 @@ void root_node(struct nodes *nodes, const struct wire_msg *msg)
     uint32_t node = msg->u.star_node.node;
     struct nodes_member *member = &nodes->members[node];
 
-    if (member->active)
-        return;
     for (uint32_t i = 0; i < nodes->item_count; i++)
         (void)star_send(nodes->star, member->peer, nodes->items[i].data, nodes->items[i].bytes);
     member->active = true;
@@ -354,9 +353,14 @@ void root_node(struct nodes *nodes, const struct wire_msg *msg)
 
 static void on_node(struct nodes *nodes, uint32_t node, struct wire_msg *msg)
 {
+    struct nodes_member *member = &nodes->members[node];
+
+    if (member->active)
+        return;
     if (!nodes->log_kept) {
-        send_away(nodes, nodes->members[node].peer, GW_E_STATE,
+        send_away(nodes, member->peer, GW_E_STATE,
                   "the job has formed without this node: start a new job");
+        member->peer = 0;
         return;
     }
     msg->u.star_node.node = node;
@@ -435,12 +439,14 @@ static int on_done(struct nodes *nodes, uint32_t node, const struct wire_msg *ms
     return r;
 }
 
-/* False: that is not what a node says. */
+/* False: that is not what a node says, or not before it takes part: its loss would not be told. */
 static bool on_known(struct nodes *nodes, uint32_t node, struct wire_msg *msg)
 {
     struct nodes_event *event;
     int r = 0;
 
+    if (msg->type != WIRE_STAR_NODE && !nodes->members[node].active)
+        return false;
     switch (msg->type) {
     case WIRE_STAR_NODE:
         on_node(nodes, node, msg);
