@@ -14,7 +14,7 @@ import pytest
 import gw
 import network
 import nodes
-from conftest import SLOWER, until
+from conftest import ENGINE, SLOWER, until
 from test_faults import (INITIAL, _second_life_of_rank_1, await_flag, dying_rank, flag,
                          training_rank)
 
@@ -256,3 +256,45 @@ def test_strangers_at_the_star_port_keep_nobody_away(runtime_dir, tmp_path, stra
         assert ranks.join(120 * SLOWER) == [("ok", digest) for digest in alone], cluster.logs()
         assert all(closed(connection) for connection in strangers)
         until(lambda: not any(cluster.engines()), what="the end of the job's engines")
+
+
+# ---- another user --------------------------------------------------------------------------------
+
+
+def foreign_rank(rank, world, where):
+    """Rank 1 comes as somebody else first, from a process that cannot go back."""
+    if rank == 0:
+        return training_rank(rank, world, where, 2, 2, False)
+    pid = os.fork()
+    if pid == 0:
+        os.setgid(65530)
+        os.setuid(65530)
+        try:
+            gw.Job(rank, world, id_path=where["copy"], socket=where["socket"]).wait_ready()
+            os._exit(1)
+        except gw.Error as e:
+            said = e.name == "GW_E_DENIED" and "node1" in e.text and "65530" in e.text
+            print(e.name, e.text, flush=True)
+            os._exit(0 if said else 2)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    return code, training_rank(rank, world, where, 2, 2, False)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_another_users_rank_is_refused_though_it_has_the_id(runtime_dir, tmp_path):
+    """The id was stolen; the job's own rank comes later, and nothing has happened to it."""
+    if not all(place.stat().st_mode & 1 for place in (ENGINE, *ENGINE.parents)):
+        pytest.skip(f"other users cannot run {ENGINE}")
+    with nodes.Cluster(runtime_dir, 2) as cluster:
+        where = where_of(tmp_path, cluster.spread(), "job")
+        where["copy"] = str(runtime_dir / "stolen")
+        os.chmod(cluster.nodes[1].socket, 0o666)
+        ranks = gw.Ranks(2, foreign_rank, 2, where)
+        job_id = gw.JobId()
+        gw.call("gw_job_id_load", where["id"].encode(), gw.C.c_int64(20 * S), gw.C.byref(job_id))
+        gw.call("gw_job_id_save", gw.C.byref(job_id), (where["copy"] + ".new").encode())
+        os.chown(where["copy"] + ".new", 65530, 65530)
+        os.rename(where["copy"] + ".new", where["copy"])
+        (kind, digest), (kind1, value1) = ranks.join(120 * SLOWER)
+        assert (kind, kind1) == ("ok", "ok"), (digest, value1, cluster.logs())
+        assert value1 == (0, digest), cluster.logs()
