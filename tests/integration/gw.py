@@ -299,11 +299,15 @@ class Job:
 
     def __init__(self, rank, world, id_path=None, socket=None, job_id=None, **options):
         self.rank, self.world, self.handle = rank, world, C.c_void_p()
+        ordinal = rank
         if isinstance(socket, Spread):
+            node = socket.node(rank, world)
+            os.environ["FAKEGPU_NODE"] = str(node)  # which GPUs the doubles show
+            ordinal = sum(socket.node(r, world) == node for r in range(rank))
             options.setdefault("nodes", len(socket.sockets))
-            socket = socket.sockets[socket.node(rank, world)]
+            socket = socket.sockets[node]
         if on_cuda() and GPU is None:
-            use_gpu(rank)
+            use_gpu(ordinal)
         if "name" in options:
             options["name"] = options["name"].encode()
         o = JobOptions(struct_size=C.sizeof(JobOptions), rank=rank, world=world,

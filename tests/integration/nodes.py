@@ -11,7 +11,7 @@ import os
 
 import gw
 import network
-from conftest import CONFIG, Daemon, serving
+from conftest import CONFIG, Daemon, device_args, serving
 
 SECTION = "[nodes]\nnode_name = node{node}\nstar_interface = {interface}\n"
 
@@ -41,9 +41,10 @@ class Cluster:
             conf = directory / f"n{node}.conf"
             conf.write_text(CONFIG + SECTION.format(node=node, interface=interface) + config)
             # All is one machine: shared memory would reach from node to node.
-            env = {"UCX_TLS": "tcp", "UCX_NET_DEVICES": interface, **(env or {})}
-            self.nodes.append(Node(place, self.network.prefix(node), env=env,
-                                   args=["--config", str(conf), "--device", "host"]))
+            own = {"UCX_TLS": "tcp", "UCX_NET_DEVICES": interface, "FAKEGPU_NODE": str(node),
+                   "CUDA_FAKEGPU_NODE": str(node), **(env or {})}
+            self.nodes.append(Node(place, self.network.prefix(node), env=own,
+                                   args=["--config", str(conf), *device_args()]))
         self.stack = contextlib.ExitStack()
         self.lost = lost
 
