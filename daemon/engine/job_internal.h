@@ -89,9 +89,13 @@ const _Atomic uint64_t *span_kept_word(const struct job *job, uint32_t rank, uin
 int span_param_io(struct job *job, uint32_t rank, const struct wire_msg *msg);
 /* Values written by a rank elsewhere; NULL: they have not come. */
 float *span_written(struct job *job, uint32_t rank, uint32_t request, uint64_t bytes);
-void span_end_write(struct job *job, uint32_t rank);
-/* The reply to a read, once all that lies elsewhere has come; `elsewhere` bytes of it. */
-void span_reply_read(struct job *job, const struct core_effect *effect, uint64_t elsewhere);
+/* The rank's node hears that this one has taken them, or that there is nothing to take. */
+int span_taken(struct job *job, uint32_t rank, uint32_t request);
+/* Nodes but this one. */
+uint64_t span_others(const struct job *job);
+/* The reply to a PARAM_IO, once all that lies elsewhere has come: `elsewhere` bytes, or, of a write,
+ * nodes that have taken it. A rank that writes faster than the star carries it is held back so. */
+void span_reply(struct job *job, const struct core_effect *effect, uint64_t elsewhere);
 
 /* build.c: 0, or why not, with text. */
 int build_all(struct job *job, char text[GW_TEXT_MAX + 1]);

@@ -130,14 +130,26 @@ void nodes_configure(struct nodes *nodes, struct job_config *config)
     config->nodes = &nodes->table;
 }
 
+/* Before the job has formed, others may take its place. */
+static void node_lost(struct nodes *nodes, uint32_t node, const char *text)
+{
+    struct fabric_node *at = &nodes->table.at[node % GW_NODES_MAX];
+
+    log_line("%s", text);
+    at->active = false;
+    at->address_bytes = 0;
+    if (!job_has_formed(nodes->engine->job))
+        return;
+    job_node_lost(nodes->engine->job, text);
+    nodes->engine->linger_ns = 0; /* nobody can come back */
+}
+
 int nodes_apply(struct nodes *nodes, uint64_t at_ns, struct nodes_event *event)
 {
     struct job *job = nodes->engine->job;
 
     if (event->event.kind == (enum core_event_kind)NODES_LOST) {
-        log_line("%s", event->text);
-        job_node_lost(job, event->text);
-        nodes->engine->linger_ns = 0; /* nobody can come back */
+        node_lost(nodes, event->event.index, event->text);
         return 0;
     }
     return job_apply(job, at_ns, &event->event, event->node, event->cookie);
@@ -267,6 +279,7 @@ void nodes_note(struct nodes *nodes, const struct wire_msg *msg)
     memcpy(at->name, msg->u.star_node.name, sizeof(at->name));
     memcpy(at->address, msg->u.star_node.address, msg->u.star_node.address_bytes);
     at->address_bytes = (uint32_t)msg->u.star_node.address_bytes;
+    at->active = true;
     if (nodes->table.count <= node)
         nodes->table.count = node + 1;
     log_line("node %u of the job is %s", node, at->name);

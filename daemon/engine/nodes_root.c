@@ -384,9 +384,8 @@ void root_on_lost(struct nodes *nodes, uint32_t peer, const char *why)
     if (!nodes->members[node].active)
         return;
     nodes->members[node].active = false;
-    if (lost)
-        r = put(nodes, &(struct core_event){.kind = (enum core_event_kind)NODES_LOST,
-                                            .index = node, .text = line}, 0);
+    r = put(nodes, &(struct core_event){.kind = (enum core_event_kind)NODES_LOST,
+                                        .index = node, .text = line}, 0);
     for (uint32_t rank = 0; r == 0 && rank < job_world(nodes->engine->job); rank++)
         if (nodes->table.of_rank[rank] == node && core_present(core) >> rank & 1)
             r = put(nodes,

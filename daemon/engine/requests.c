@@ -387,23 +387,24 @@ static const char *io_problem(int code)
     }
 }
 
-/* What a rank elsewhere asks for: this node's part. Nobody waits for an answer of ours. */
+/* What a rank elsewhere asks for: this node's part. */
 static int help_param_io(struct job *job, const struct core_effect *effect)
 {
     uint64_t bytes = effect->io.count * sizeof(float), elsewhere = 0;
+    uint32_t request = effect->reply.request;
     float *written = NULL;
-    int r;
+    int r = 0;
 
     if (bytes == 0)
         return 0;
-    if (effect->io.write) {
-        written = span_written(job, effect->rank, effect->reply.request, bytes);
-        if (!written)
-            return 0; /* it had no staging memory, and hears so */
-    }
-    r = move_values(job, effect, written, &elsewhere);
-    span_end_write(job, effect->rank);
-    return r;
+    if (effect->io.write)
+        written = span_written(job, effect->rank, request, bytes);
+    /* Without values: it had no staging memory, and hears so from its own node. */
+    if (written || !effect->io.write)
+        r = move_values(job, effect, written, &elsewhere);
+    if (r < 0 || !effect->io.write)
+        return r;
+    return span_taken(job, effect->rank, request);
 }
 
 int request_param_io(struct job *job, struct core_effect *effect)
@@ -421,10 +422,12 @@ int request_param_io(struct job *job, struct core_effect *effect)
     }
     /* Before the answer: the client must not take what it overwrote for a hit. */
     launch_grants(job);
+    if (r == 0 && effect->io.write && effect->io.count > 0)
+        elsewhere = span_others(job);
     if (r < 0)
         job_reply_done(job, effect->rank, effect->reply.request, r, "%s", io_problem(r));
     else if (elsewhere > 0)
-        span_reply_read(job, effect, elsewhere);
+        span_reply(job, effect, elsewhere);
     else
         job_reply(job, effect->rank, &effect->reply, NULL, 0);
     return 0;

@@ -16,8 +16,9 @@
 
 struct io {
     uint32_t request;   /* 0: none */
-    uint64_t received;  /* bytes */
-    uint64_t elsewhere; /* a read of a rank here: bytes that other nodes send; UNKNOWN yet */
+    bool writes;        /* of a rank here: its values go elsewhere */
+    uint64_t received;  /* bytes; of a write, nodes that have taken it */
+    uint64_t elsewhere; /* of a rank here: how many of these are to come; UNKNOWN yet */
     float *values;      /* written by a rank elsewhere; GW_STAGING_BYTES */
     struct wire_msg reply;
 };
@@ -111,11 +112,11 @@ int span_param_io(struct job *job, uint32_t rank, const struct wire_msg *msg)
     staging = staging_of(job, rank, bytes);
     if (!staging)
         return 0; /* told when it is carried out */
-    if (!msg->u.param_io.write) {
-        io->request = msg->request;
-        io->elsewhere = UNKNOWN;
+    io->request = msg->request;
+    io->elsewhere = UNKNOWN;
+    io->writes = msg->u.param_io.write;
+    if (!io->writes)
         return 0;
-    }
     for (at = 0; r == 0 && at < bytes; at += GW_STAR_DATA_MAX) {
         uint64_t rest = bytes - at;
         r = log->values(log->user, rank, msg->request, false, at, staging + at,
@@ -165,10 +166,29 @@ int job_values(struct job *job, uint32_t rank, uint32_t request, bool read, uint
     staging = staging_of(job, rank, offset + bytes);
     if (!job_here(job, rank) || io->request != request || !staging)
         return 0; /* the rank has gone meanwhile */
-    memcpy(staging + offset, values, bytes);
-    io->received += bytes;
+    if (!io->writes)
+        memcpy(staging + offset, values, bytes);
+    io->received += io->writes ? 1 : bytes;
     reply_if_whole(job, rank);
     return 0;
+}
+
+int span_taken(struct job *job, uint32_t rank, uint32_t request)
+{
+    const struct job_log *log = job->config.log;
+
+    io_end(&job->span->io[rank]);
+    return log->values(log->user, rank, request, true, 0, "", 1);
+}
+
+uint64_t span_others(const struct job *job)
+{
+    const struct fabric_nodes *nodes = job->config.nodes;
+    uint64_t others = 0;
+
+    for (uint32_t i = 0; nodes && i < nodes->count; i++)
+        others += i != nodes->own && nodes->at[i].active;
+    return others;
 }
 
 float *span_written(struct job *job, uint32_t rank, uint32_t request, uint64_t bytes)
@@ -178,12 +198,7 @@ float *span_written(struct job *job, uint32_t rank, uint32_t request, uint64_t b
     return io->request == request && io->received >= bytes ? io->values : NULL;
 }
 
-void span_end_write(struct job *job, uint32_t rank)
-{
-    io_end(&job->span->io[rank]);
-}
-
-void span_reply_read(struct job *job, const struct core_effect *effect, uint64_t elsewhere)
+void span_reply(struct job *job, const struct core_effect *effect, uint64_t elsewhere)
 {
     struct io *io = &job->span->io[effect->rank];
 

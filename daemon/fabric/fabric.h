@@ -46,6 +46,7 @@ struct fabric_nodes {
     uint32_t count, own;
     uint8_t of_rank[GW_RANKS_MAX]; /* FABRIC_NO_NODE: the rank has not joined yet */
     struct fabric_node {
+        bool active;            /* takes part; not gone */
         uint32_t address_bytes; /* 0: no rank is there; not to be reached */
         uint8_t address[GW_FABRIC_ADDRESS_MAX]; /* what `address` said there */
         char name[GW_LABEL_MAX + 1];            /* for texts */
