@@ -123,6 +123,16 @@ def test_collectives(runtime_dir, tmp_path):
         run(4, collectives, 4, {"socket": cluster.spread("dealt"), "id": str(tmp_path / "id")})
 
 
+@pytest.mark.seeds(1)
+@pytest.mark.gpus(4, "--nodes", "2", "--no-memops")
+def test_gpus_without_memory_operations_stay_on_one_node(runtime_dir, tmp_path):
+    with nodes.Cluster(runtime_dir, 2, namespaces=False) as cluster:
+        results = gw.Ranks(2, collectives, 2, {"socket": cluster.spread("dealt"),
+                                               "id": str(tmp_path / "id")}).join(120 * SLOWER)
+    for kind, value in results:
+        assert kind == "error" and "stream memory operations" in value[1], results
+
+
 def wait_for_loss(rank, world, where, victim):
     job = gw.Job(rank, world, id_path=where["id"], socket=where["socket"], linger_ns=-1)
     job.wait_ready(60 * S)
