@@ -5,7 +5,10 @@
 #include "client/lib/err.h"
 #include "gradwire/errors.h"
 
-#define STEP_WAITS 4096 /* disjoint waits of one step before neighbours are joined */
+/* Disjoint waits of one step before neighbours are joined: each wait beyond looks at all of them,
+ * and a job of collectives alone never ends a step. What is lost is the smallest gaps, and only
+ * from a wait that another thread began before them. */
+#define STEP_WAITS 256
 
 int split_init(struct split *split)
 {
@@ -65,7 +68,7 @@ static void add_new(struct split *split, uint64_t start, uint64_t end, const str
     size_t intervals = 0;
     uint64_t at = start;
 
-    list = intervals_list(split->covered, &intervals);
+    list = intervals_from(split->covered, start, &intervals);
     for (size_t i = 0; i < intervals && at < end; i++) {
         if (list[i].end <= at)
             continue;

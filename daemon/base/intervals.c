@@ -112,10 +112,13 @@ uint64_t intervals_total(const struct intervals *set)
     return total;
 }
 
-const struct interval *intervals_list(const struct intervals *set, size_t *ret_count)
+const struct interval *intervals_from(const struct intervals *set, uint64_t start,
+                                      size_t *ret_count)
 {
-    *ret_count = set->count;
-    return set->list;
+    size_t first = find(set, start);
+
+    *ret_count = set->count - first;
+    return set->list + first;
 }
 
 /* ---- split of a wait ------------------------------------------------------------------------- */

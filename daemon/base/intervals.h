@@ -27,8 +27,10 @@ void intervals_clear(struct intervals *set);
 void intervals_add(struct intervals *set, uint64_t start, uint64_t end);
 /* Length of the union. */
 uint64_t intervals_total(const struct intervals *set);
-/* Disjoint, ascending; valid until the next change. */
-const struct interval *intervals_list(const struct intervals *set, size_t *ret_count);
+/* Those that do not end before `start`, found without a look at the others. Disjoint, ascending;
+ * valid until the next change. */
+const struct interval *intervals_from(const struct intervals *set, uint64_t start,
+                                      size_t *ret_count);
 
 /* An op that somebody waited for: when the last rank had submitted it, it started, it was done. */
 struct wait_op {

@@ -86,6 +86,22 @@ static void a_wait_cut_by_its_deadline_is_split_by_the_next(void **state)
     expect(30, 25, 40, 10);
 }
 
+/* Far more than are remembered one by one: each still counts once, and whole. */
+static void short_waits_without_end_lose_nothing(void **state)
+{
+    enum { WAITS = 5000, EVERY = 100, LONG = 40 };
+
+    (void)state;
+    for (int64_t i = 1; i <= WAITS; i++) {
+        uint64_t at = (uint64_t)(i * EVERY);
+        struct wait_op op = {.ready = at + 10, .started = at + 15, .done = at + 35}, again = op;
+
+        split_add(&split, i * EVERY, i * EVERY + LONG, &op, 1);
+        split_add(&split, i * EVERY, i * EVERY + LONG, &again, 1); /* another thread's */
+    }
+    expect(10ull * WAITS, 5ull * WAITS, 20ull * WAITS, 5ull * WAITS);
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
 
 int main(void)
@@ -95,6 +111,7 @@ int main(void)
         TEST(overlapping_waits_are_counted_once),
         TEST(ops_over_before_the_wait_make_it_wakeup),
         TEST(a_wait_cut_by_its_deadline_is_split_by_the_next),
+        TEST(short_waits_without_end_lose_nothing),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

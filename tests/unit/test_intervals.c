@@ -39,11 +39,18 @@ static void unites_before_measuring(void **state)
     intervals_add(set, 50, 50); /* empty */
     intervals_add(set, 60, 55); /* backwards */
     assert_int_equal(intervals_total(set), 28);
-    list = intervals_list(set, &count);
+    list = intervals_from(set, 0, &count);
     assert_int_equal(count, 2);
     assert_int_equal(list[0].end, 28);
+    list = intervals_from(set, 28, &count); /* the first ends there: not before */
+    assert_int_equal(count, 2);
+    list = intervals_from(set, 29, &count);
+    assert_int_equal(count, 1);
+    assert_int_equal(list[0].start, 30);
+    (void)intervals_from(set, 41, &count);
+    assert_int_equal(count, 0);
     intervals_add(set, 0, UINT64_MAX); /* swallows all */
-    list = intervals_list(set, &count);
+    list = intervals_from(set, 0, &count);
     assert_int_equal(count, 1);
     assert_true(intervals_total(set) == UINT64_MAX);
     intervals_clear(set);
@@ -66,7 +73,7 @@ static void joins_the_nearest_when_full(void **state)
     intervals_add(set, 0, 10);
     intervals_add(set, 100, 110);
     intervals_add(set, 113, 120); /* nearest gap: 110..113 */
-    list = intervals_list(set, &count);
+    list = intervals_from(set, 0, &count);
     assert_int_equal(count, 2);
     assert_int_equal(list[1].start, 100);
     assert_int_equal(list[1].end, 120);
