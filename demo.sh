@@ -195,7 +195,7 @@ start_network() {
         >"$work/network.out" &
     network=$!
     exec 8>"$work/network.in" 9<"$work/network.out"
-    while (( ${#interfaces[@]} < nodes )) && read -r -u 9 interface prefix; do
+    while (( ${#interfaces[@]} < nodes )) && read -r -u 9 interface _ prefix; do
         interfaces+=("$interface") enter+=("$prefix")
     done
     if (( ${#interfaces[@]} < nodes )); then

@@ -5,10 +5,11 @@
 Root or whoever may make user namespaces gets them; elsewhere all nodes are this machine, on
 loopback, and .why says why. The namespaces have no names and are held by processes that die with
 the one that made them, however it ends; the kernel then takes down what was in them. Nothing
-outside of them is touched. Used by the tests (nodes.py) and, as a program, by demo.sh:
+outside of them is touched. Used by the tests (nodes.py) and, as a program, by demo.sh and by
+gwbench, which carries it:
 
-    network.py NODES [RATE]     one line per node: its interface, then a command that enters it;
-                                the network is there until standard input ends
+    network.py NODES [RATE]     one line per node: its interface, its address, then a command that
+                                enters it; the network is there until standard input ends
 """
 import contextlib
 import os
@@ -203,7 +204,7 @@ def main(arguments):
     if network.why is not None:
         print(f"network.py: no network namespaces: {network.why}", file=sys.stderr)
     for node in range(network.nodes):
-        print(network.interface(node), *network.prefix(node), flush=True)
+        print(network.interface(node), network.address(node), *network.prefix(node), flush=True)
     sys.stdin.read()
     network.close()
 
