@@ -24,6 +24,7 @@
 enum {
     EX_WRONG = 1, /* values were not what they must be */
     BENCH_LIST = 16,
+    RANKS_MAX = 64,
     BENCH_READY_PARAMS = 1000,
 };
 
@@ -58,6 +59,8 @@ enum bench_variant {
     VARIANT_GRADWIRED,
     VARIANT_GRADWIRED_JOB,
     VARIANT_ENGINE,
+    VARIANT_BLOCKS, /* where ranks are, with --nodes */
+    VARIANT_DEALT,
     VARIANTS
 };
 
@@ -69,6 +72,7 @@ struct bench_op_traits {
     bool per_rank;             /* for each rank */
     bool has_limit, has_peers; /* also measured there */
     bool has_bandwidth;
+    bool has_nodes;                 /* also measured from node to node */
     enum bench_variant first, last; /* its variants, one case each */
 };
 extern const struct bench_op_traits bench_ops[BENCH_OPS];
@@ -82,9 +86,11 @@ struct bench_options {
     uint64_t ranks[BENCH_LIST], sizes[BENCH_LIST];
     uint32_t dtypes[BENCH_LIST];
     uint32_t ranks_count, sizes_count, dtypes_count;
-    uint64_t jobs;       /* of a storm */
-    uint64_t iterations; /* per case and system; 0: by time */
-    int64_t budget_ns;   /* per case and system */
+    uint64_t nodes[BENCH_LIST], shapes[BENCH_LIST]; /* shapes: Mbit/s, 0 is none */
+    uint32_t nodes_count, shapes_count;             /* no nodes: all is on this one */
+    uint64_t jobs;                                  /* of a storm */
+    uint64_t iterations;                            /* per case and system; 0: by time */
+    int64_t budget_ns;                              /* per case and system */
     uint64_t rounds;
     bool json, peers, install_peers, is_private;
     const char *plot, *peers_root, *socket, *gradwired, *engine;
@@ -95,6 +101,8 @@ struct bench_case {
     enum bench_variant variant;
     uint32_t dtype; /* enum gw_dtype */
     uint32_t ranks;
+    uint32_t nodes; /* 0: no --nodes */
+    uint64_t shape_mbit;
     uint64_t bytes; /* after rounding down to whole values of all ranks; 0: it has none */
 };
 
@@ -112,25 +120,32 @@ struct bench {
         char runtime[128], socket[160];
     } daemon;
     struct peers *peers;
+    struct nodes *nodes; /* with --nodes, while a network is there */
     char directory[96];
     const char *socket;
+    const char *links; /* what joined the nodes; NULL: no --nodes */
     bool failed; /* clients of a storm did: what they say is the row, and EX_SOFTWARE the end */
 };
 
 /* 0, an exit code after a message, or -1: --help or --version was printed, end with 0. */
 int options_parse(int argc, char **argv, struct bench_options *ret_options);
 
-/* daemon.c: a gradwired of our own under `directory`; its socket's path. Exit codes. */
+struct node;
+/* daemon.c: a gradwired of our own under `directory`, on that node, the index-th (NULL: here, and
+ * then the only one). Exit codes. */
 int daemon_start(struct bench_daemon *daemon, const char *directory,
-                 const struct bench_options *options);
+                 const struct bench_options *options, const struct node *node, uint32_t index);
+/* The gradwired that a rank of the case goes to. */
+const char *daemon_socket(const struct bench *bench, const struct bench_case *what, uint32_t rank);
 /* When its engines have gone; false: something did not end by itself. */
 bool daemon_stop(struct bench_daemon *daemon);
 void remove_tree(const char *path);
 
 /* case.c: cases of all variants of the op, one after the other. Exit codes. */
 int cases_run(struct bench *bench, const struct bench_case *base);
+int case_run(struct bench *bench, const struct bench_case *what);
 /* storm.c, idle.c */
-int storm_run(struct bench *bench, uint32_t ranks);
+int storm_run(struct bench *bench, const struct bench_case *base);
 int idle_run(struct bench *bench, uint32_t ranks);
 
 /* samples.c */

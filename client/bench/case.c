@@ -6,6 +6,7 @@
 #include <math.h>
 
 #include "client/bench/local.h"
+#include "client/bench/nodes.h"
 #include "client/bench/peer.h"
 
 /* Systems in workers: the limit, gradwire, and gradwire without overlap. */
@@ -16,6 +17,11 @@ struct turns {
     uint32_t count;
     struct bench_samples peers[PEERS_MAX];
 };
+
+static bool is_limit(const struct worker_ops *ops)
+{
+    return ops == &worker_limit || ops == &worker_link;
+}
 
 static const struct worker_ops *ops_of(const struct bench_case *what)
 {
@@ -29,12 +35,12 @@ static const struct worker_ops *ops_of(const struct bench_case *what)
 static int add_local(struct bench *bench, struct turns *turns, const struct bench_case *what,
                      const struct worker_ops *ops)
 {
-    struct local *local = local_new(ops == &worker_limit ? "limit" : "gradwire", what);
+    struct local *local = local_new(is_limit(ops) ? "limit" : "gradwire", what);
 
     if (local == NULL)
         return EX_OSERR;
     turns->locals[turns->count++] = local;
-    return local_start(local, ops, bench->socket);
+    return local_start(local, ops, bench);
 }
 
 static int start(struct bench *bench, const struct bench_case *what, struct turns *turns)
@@ -46,7 +52,7 @@ static int start(struct bench *bench, const struct bench_case *what, struct turn
     for (uint32_t i = 0; i < bench->peers->count; i++)
         peer_begin(&bench->peers->list[i], (o->iterations + o->rounds - 1) / o->rounds);
     if (bench_ops[what->op].has_limit)
-        r = add_local(bench, turns, what, &worker_limit);
+        r = add_local(bench, turns, what, what->nodes > 0 ? &worker_link : &worker_limit);
     if (r == 0)
         r = add_local(bench, turns, what, ops_of(what));
     off.variant = VARIANT_OVERLAP_OFF;
@@ -62,8 +68,7 @@ static int one_round(struct bench *bench, const struct bench_case *what, struct 
     for (uint32_t i = 0; r == 0 && i < turns->count; i++)
         r = local_round(turns->locals[i], &bench->options);
     for (uint32_t i = 0; r == 0 && i < bench->peers->count; i++)
-        r = peer_round(bench->peers, &bench->peers->list[i], what, &bench->options,
-                       &turns->peers[i]);
+        r = peer_round(bench, &bench->peers->list[i], what, &turns->peers[i]);
     return r;
 }
 
@@ -100,7 +105,7 @@ static int tell(const struct bench *bench, const struct bench_case *what, struct
     return r;
 }
 
-static int run_case(struct bench *bench, const struct bench_case *what)
+int case_run(struct bench *bench, const struct bench_case *what)
 {
     struct turns turns = {.count = 0};
     int r;
@@ -130,7 +135,7 @@ int cases_run(struct bench *bench, const struct bench_case *base)
         if (base->op == BENCH_ALL_GATHER &&
             (variant == VARIANT_PRIVATE) != bench->options.is_private)
             continue;
-        r = run_case(bench, &what);
+        r = case_run(bench, &what);
     }
     return r;
 }

@@ -18,10 +18,20 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "client/bench/bench.h"
+#include "client/bench/nodes.h"
 
 #define START_NS 20000000000ull
 #define END_NS 20000000000ull
+
+enum { WORDS = 32 };
+
+/* Where one is to run, and with what. */
+struct place {
+    const struct node *node; /* NULL: here */
+    uint32_t index;
+    const char *runtime, *engine;
+    char config[160];
+};
 
 /* Beside gwbench, in sbin, in the build tree, or where it would be installed. */
 static bool find_program(char *path, size_t path_bytes)
@@ -58,16 +68,58 @@ static bool answers(const char *socket_path)
     return is;
 }
 
-static _Noreturn void become(const char *program, const char *log, const char *runtime,
-                             const char *engine, pid_t parent)
+/* Words, ended by NULL. On a node it is entered first, which may make a user's process another
+ * one's in the kernel's eyes; so that it still ends with its parent, setpriv asks once more. */
+static void command(const char *argv[WORDS], const char *program, const struct place *place)
 {
-    char *argv[] = {(char *)program,
-                    (char *)"--foreground",
-                    (char *)"--runtime-dir",
-                    (char *)runtime,
-                    engine != NULL ? (char *)"--engine" : NULL,
-                    (char *)engine,
-                    NULL};
+    const struct node *node = place->node;
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; node != NULL && node->enter[i] != NULL; i++)
+        argv[n++] = node->enter[i];
+    if (n > 0) {
+        argv[n++] = "setpriv";
+        argv[n++] = "--pdeathsig";
+        argv[n++] = "TERM";
+    }
+    argv[n++] = program;
+    argv[n++] = "--foreground";
+    argv[n++] = "--runtime-dir";
+    argv[n++] = place->runtime;
+    if (node != NULL) {
+        argv[n++] = "--config";
+        argv[n++] = place->config;
+    }
+    if (place->engine != NULL) {
+        argv[n++] = "--engine";
+        argv[n++] = place->engine;
+    }
+    argv[n] = NULL;
+}
+
+/* All nodes are one machine: shared memory would reach from one to the other. An engine ends with
+ * its ranks, also one that has not heard of its job's creator yet. */
+static bool configure(const struct place *place)
+{
+    FILE *file;
+    bool written;
+
+    if (place->node == NULL)
+        return true;
+    if (setenv("UCX_TLS", "tcp", 1) < 0 || setenv("UCX_NET_DEVICES", place->node->interface, 1) < 0)
+        return false;
+    file = fopen(place->config, "we");
+    if (file == NULL)
+        return false;
+    written = fprintf(file, "[job]\nlinger = 0\n[nodes]\nnode_name = node%u\nstar_interface = %s\n",
+                      place->index, place->node->interface) > 0;
+    return fclose(file) == 0 && written;
+}
+
+static _Noreturn void become(const char *program, const char *log, const struct place *place,
+                             pid_t parent)
+{
+    const char *argv[WORDS];
     int fd = open(log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
     int null = open("/dev/null", O_RDONLY | O_CLOEXEC);
 
@@ -75,9 +127,10 @@ static _Noreturn void become(const char *program, const char *log, const char *r
     (void)setpgid(0, 0);
     (void)prctl(PR_SET_PDEATHSIG, SIGTERM);
     if (getppid() != parent || fd < 0 || null < 0 || dup2(null, 0) < 0 || dup2(fd, 1) < 0 ||
-        dup2(fd, 2) < 0)
+        dup2(fd, 2) < 0 || !configure(place))
         _exit(127);
-    execv(program, argv);
+    command(argv, program, place);
+    execvp(argv[0], (char *const *)argv);
     _exit(127);
 }
 
@@ -93,10 +146,11 @@ static void tell_log(const char *log)
 }
 
 int daemon_start(struct bench_daemon *daemon, const char *directory,
-                 const struct bench_options *options)
+                 const struct bench_options *options, const struct node *node, uint32_t index)
 {
+    struct place place = {.node = node, .index = index, .engine = options->engine};
     uint64_t until = bench_now_ns() + START_NS;
-    char program[PATH_MAX + 64], log[160];
+    char program[PATH_MAX + 64], log[160], name[24] = "";
     pid_t parent = getpid();
 
     if (options->gradwired != NULL)
@@ -108,13 +162,17 @@ int daemon_start(struct bench_daemon *daemon, const char *directory,
                 program);
         return EX_UNAVAILABLE;
     }
-    (void)snprintf(daemon->runtime, sizeof daemon->runtime, "%s/run", directory);
+    if (node != NULL)
+        (void)snprintf(name, sizeof name, "%u", index);
+    (void)snprintf(daemon->runtime, sizeof daemon->runtime, "%s/run%s", directory, name);
     (void)snprintf(daemon->socket, sizeof daemon->socket, "%s/gradwired.sock", daemon->runtime);
-    (void)snprintf(log, sizeof log, "%s/gradwired.log", directory);
+    (void)snprintf(log, sizeof log, "%s/gradwired%s.log", directory, name);
+    (void)snprintf(place.config, sizeof place.config, "%s/gradwired%s.conf", directory, name);
+    place.runtime = daemon->runtime;
     (void)mkdir(daemon->runtime, 0700);
     daemon->pid = fork();
     if (daemon->pid == 0)
-        become(program, log, daemon->runtime, options->engine, parent);
+        become(program, log, &place, parent);
     while (daemon->pid > 0 && !answers(daemon->socket)) {
         bool ended = waitpid(daemon->pid, NULL, WNOHANG) == daemon->pid;
 
@@ -128,6 +186,12 @@ int daemon_start(struct bench_daemon *daemon, const char *directory,
         bench_nap();
     }
     return daemon->pid > 0 ? 0 : EX_OSERR;
+}
+
+const char *daemon_socket(const struct bench *bench, const struct bench_case *what, uint32_t rank)
+{
+    return bench->nodes == NULL ? bench->socket
+                                : bench->nodes->list[nodes_of_rank(what, rank)].daemon.socket;
 }
 
 static bool has_engines(const struct bench_daemon *daemon)

@@ -124,7 +124,7 @@ static int with_job(const struct bench *bench, struct bench_case *what)
 
     if (local == NULL)
         return EX_OSERR;
-    r = local_start(local, &worker_idle, bench->socket);
+    r = local_start(local, &worker_idle, bench);
     pids[1] = r == 0 ? engine_of(bench->daemon.pid) : 0;
     if (r == 0 && pids[1] == 0) {
         fprintf(stderr, "gwbench: the job's engine is not among the processes\n");

@@ -5,6 +5,8 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "client/bench/nodes.h"
+
 enum { CALIBRATE = 3 };
 
 struct local *local_new(const char *name, const struct bench_case *what)
@@ -20,23 +22,46 @@ struct local *local_new(const char *name, const struct bench_case *what)
     return local;
 }
 
-int local_start(struct local *local, const struct worker_ops *ops, const char *socket)
+/* Whose share a worker looks at: rank 0's; a link's end at that of the end it connects to. */
+static const struct worker_share *looks_at(const struct local *local, uint32_t i)
 {
-    bool limit = ops == &worker_limit;
+    bool link = local->workers[i].ops == &worker_link;
+
+    return local->workers[link ? (i + 1) % local->count : 0].share;
+}
+
+static int make_workers(struct local *local, const struct worker_ops *ops,
+                        const struct bench *bench)
+{
     int r = 0;
 
-    for (uint32_t i = 0; r == 0 && i < (limit ? 1 : local->what.ranks); i++) {
-        struct worker *worker = &local->workers[i];
+    local->count = ops == &worker_limit  ? 1
+                   : ops == &worker_link ? local->what.nodes
+                                         : local->what.ranks;
+    for (uint32_t i = 0; i < local->count; i++) {
+        local->workers[i] = (struct worker){.ops = ops,
+                                            .what = &local->what,
+                                            .socket = daemon_socket(bench, &local->what, i),
+                                            .nodes = bench->nodes,
+                                            .rank = i,
+                                            .order_fd = -1,
+                                            .answer_fd = -1};
+        if (r == 0)
+            r = worker_share_new(&local->workers[i]);
+    }
+    return r;
+}
 
-        *worker = (struct worker){.ops = ops,
-                                  .what = &local->what,
-                                  .socket = socket,
-                                  .rank = i,
-                                  .first = i > 0 ? local->workers[0].share : NULL};
-        local->count = i + 1;
-        r = worker_start(worker);
+int local_start(struct local *local, const struct worker_ops *ops, const struct bench *bench)
+{
+    bool limit = ops == &worker_limit || ops == &worker_link;
+    int r = make_workers(local, ops, bench);
+
+    for (uint32_t i = 0; r == 0 && i < local->count; i++) {
+        local->workers[i].first = looks_at(local, i);
+        r = worker_start(&local->workers[i]);
         if (r == 0 && i == 0 && !limit)
-            r = worker_await(worker, "start of the job");
+            r = worker_await(&local->workers[i], "start of the job");
     }
     for (uint32_t i = 0; r == 0 && i < local->count; i++)
         r = worker_await(&local->workers[i], "set-up");

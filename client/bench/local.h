@@ -5,12 +5,10 @@
 
 #include "client/bench/bench.h"
 
-enum { LOCAL_RANKS = 64 };
-
 struct local {
     const char *name;
     struct bench_case what;
-    struct worker workers[LOCAL_RANKS];
+    struct worker workers[RANKS_MAX];
     uint32_t count;
     uint64_t iterations; /* of a round */
     struct bench_samples samples;
@@ -18,8 +16,9 @@ struct local {
 
 /* NULL: no memory. */
 struct local *local_new(const char *name, const struct bench_case *what);
-/* Starts its workers, the limit's one or a rank each. 0 or an exit code after a message. */
-int local_start(struct local *local, const struct worker_ops *ops, const char *socket);
+/* Starts its workers: a rank each, or the limit's, which is one, or one on each node.
+ * 0 or an exit code after a message. */
+int local_start(struct local *local, const struct worker_ops *ops, const struct bench *bench);
 /* One round; adds samples. */
 int local_round(struct local *local, const struct bench_options *options);
 /* Means over its ranks of what they tell beside times. */

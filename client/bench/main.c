@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "client/bench/bench.h"
+#include "client/bench/nodes.h"
 #include "client/bench/peer.h"
 
 static volatile sig_atomic_t stopped;
@@ -65,7 +66,7 @@ static int run_ranks(struct bench *bench, uint64_t ranks)
     int r = 0;
 
     if (o->op == BENCH_STORM)
-        return storm_run(bench, (uint32_t)ranks);
+        return storm_run(bench, &(struct bench_case){.op = o->op, .ranks = (uint32_t)ranks});
     if (o->op == BENCH_IDLE)
         return idle_run(bench, (uint32_t)ranks);
     for (uint32_t i = 0; r == 0 && i < o->dtypes_count; i++)
@@ -80,10 +81,12 @@ static int run_all(struct bench *bench)
 
     machine_begin();
     if (o->peers)
-        r = peers_find(bench->peers, bench->directory, o->peers_root);
+        r = peers_find(bench->peers, bench->directory, o->peers_root, o->nodes_count > 0);
     if (r == 0)
         output_begin(o);
-    for (uint32_t i = 0; r == 0 && i < o->ranks_count; i++)
+    if (r == 0 && o->nodes_count > 0)
+        r = nodes_run(bench);
+    for (uint32_t i = 0; r == 0 && o->nodes_count == 0 && i < o->ranks_count; i++)
         r = run_ranks(bench, o->ranks[i]);
     if (r == 0)
         r = output_end(bench);
@@ -135,8 +138,8 @@ int main(int argc, char **argv)
     if (r != 0)
         return r;
     bench.socket = bench.options.socket;
-    if (bench.socket == NULL) {
-        r = daemon_start(&bench.daemon, bench.directory, &bench.options);
+    if (bench.socket == NULL && bench.options.nodes_count == 0) {
+        r = daemon_start(&bench.daemon, bench.directory, &bench.options, NULL, 0);
         bench.socket = bench.daemon.socket;
     }
     if (r == 0)

@@ -6,21 +6,25 @@
 #define VARIANTS_NONE VARIANT_NONE, VARIANT_NONE
 
 const struct bench_op_traits bench_ops[BENCH_OPS] = {
-    /* name, sizes, granule, per rank, limit, peers, bandwidth, variants */
-    [BENCH_REDUCE_SCATTER] = {"reduce-scatter", "4K,1M,64M", 1, true, true, true, true,
+    /* name, sizes, granule, per rank, limit, peers, bandwidth, nodes, variants */
+    [BENCH_REDUCE_SCATTER] = {"reduce-scatter", "4K,1M,64M", 1, true, true, true, true, true,
                               VARIANTS_NONE},
-    [BENCH_ALL_GATHER] = {"all-gather", "4K,1M,64M", 1, true, true, true, true, VARIANT_MAPPED,
-                          VARIANT_PRIVATE},
-    [BENCH_ALL_REDUCE] = {"all-reduce", "4K,1M,64M", 1, true, true, true, true, VARIANTS_NONE},
-    [BENCH_LATENCY] = {"latency", "4K", 1, true, true, true, true, VARIANTS_NONE},
-    [BENCH_FETCH] = {"fetch", "4K,1M,64M", 1, true, false, false, true, VARIANT_MISS, VARIANT_HIT},
+    [BENCH_ALL_GATHER] = {"all-gather", "4K,1M,64M", 1, true, true, true, true, true,
+                          VARIANT_MAPPED, VARIANT_PRIVATE},
+    [BENCH_ALL_REDUCE] = {"all-reduce", "4K,1M,64M", 1, true, true, true, true, true,
+                          VARIANTS_NONE},
+    [BENCH_LATENCY] = {"latency", "4K", 1, true, true, true, true, true, VARIANTS_NONE},
+    [BENCH_FETCH] = {"fetch", "4K,1M,64M", 1, true, false, false, true, false, VARIANT_MISS,
+                     VARIANT_HIT},
     /* 32 parameters, each a bucket. */
-    [BENCH_STEP] = {"step", "4K,1M,64M", 32, true, false, false, true, VARIANT_STAGE0,
+    [BENCH_STEP] = {"step", "4K,1M,64M", 32, true, false, false, true, false, VARIANT_STAGE0,
                     VARIANT_OVERLAP},
-    [BENCH_READY] = {"ready", "4M", BENCH_READY_PARAMS, false, false, false, false, VARIANTS_NONE},
-    [BENCH_STORM] = {"storm", NULL, 1, false, false, false, false, VARIANT_CREATE,
+    [BENCH_READY] = {"ready", "4M", BENCH_READY_PARAMS, false, false, false, false, false,
+                     VARIANTS_NONE},
+    [BENCH_STORM] = {"storm", NULL, 1, false, false, false, false, true, VARIANT_CREATE,
                      VARIANT_COMPLETE},
-    [BENCH_IDLE] = {"idle", NULL, 1, false, false, false, false, VARIANT_GRADWIRED, VARIANT_ENGINE},
+    [BENCH_IDLE] = {"idle", NULL, 1, false, false, false, false, false, VARIANT_GRADWIRED,
+                    VARIANT_ENGINE},
 };
 const char *const bench_variant_names[VARIANTS] = {
     [VARIANT_MAPPED] = "mapped",
@@ -39,6 +43,8 @@ const char *const bench_variant_names[VARIANTS] = {
     [VARIANT_GRADWIRED] = "gradwired",
     [VARIANT_GRADWIRED_JOB] = "gradwired-job",
     [VARIANT_ENGINE] = "engine",
+    [VARIANT_BLOCKS] = "blocks",
+    [VARIANT_DEALT] = "dealt",
 };
 const char *const bench_dtype_names[GW_DTYPES] = {
     [GW_DTYPE_FP32] = "fp32",

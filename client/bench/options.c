@@ -3,7 +3,7 @@
 #include <getopt.h>
 #include <string.h>
 
-#include "client/bench/bench.h"
+#include "client/bench/nodes.h"
 #include "daemon/base/parse.h"
 
 static const char usage[] =
@@ -25,6 +25,10 @@ static const char usage[] =
     "  --ranks LIST         ranks, each a process (2,4; storm: 4 in each job)\n"
     "  --sizes LIST         bytes of a rank's larger buffer (4K,1M,64M; latency: 4K; ready: 4M)\n"
     "  --dtypes LIST        fp32, fp16, bf16; sums are made in fp32 (fp32)\n"
+    "  --nodes LIST         nodes on this machine, joined by links; ranks are then on each (1,2), "
+    "in\n"
+    "                       blocks of neighbours and dealt; for collectives and storm\n"
+    "  --shape LIST         of these links: none, 1G, 100M (bits per second), by tc (none)\n"
     "  --jobs N             of a storm (50)\n"
     "  --iterations N       timed ops per case and system\n"
     "  --seconds S          or as many as fit into S seconds (1)\n"
@@ -48,6 +52,8 @@ enum option_key {
     KEY_RANKS = 256,
     KEY_SIZES,
     KEY_DTYPES,
+    KEY_NODES,
+    KEY_SHAPE,
     KEY_JOBS,
     KEY_ITERATIONS,
     KEY_SECONDS,
@@ -69,6 +75,8 @@ static const struct option long_options[] = {
     {"ranks", required_argument, NULL, KEY_RANKS},
     {"sizes", required_argument, NULL, KEY_SIZES},
     {"dtypes", required_argument, NULL, KEY_DTYPES},
+    {"nodes", required_argument, NULL, KEY_NODES},
+    {"shape", required_argument, NULL, KEY_SHAPE},
     {"jobs", required_argument, NULL, KEY_JOBS},
     {"iterations", required_argument, NULL, KEY_ITERATIONS},
     {"seconds", required_argument, NULL, KEY_SECONDS},
@@ -109,23 +117,46 @@ static bool next_word(const char **list, char *word, size_t word_bytes)
     return **list != 0;
 }
 
-static int parse_list(const char *what, const char *list, bool sizes, uint64_t *ret_values,
-                      uint32_t *ret_count)
+static bool is_ranks(const char *word, uint64_t *ret_value)
 {
-    const char *why = sizes ? "must be sizes from 4 to 2G, as 4K,1M,64M"
-                            : "must be whole numbers from 2 to 64, as 2,4";
-    const char *at = list;
+    return parse_u64(word, 1, RANKS_MAX, ret_value) >= 0;
+}
+
+static bool is_nodes(const char *word, uint64_t *ret_value)
+{
+    return parse_u64(word, 2, NODES_MAX, ret_value) >= 0;
+}
+
+static bool is_size(const char *word, uint64_t *ret_value)
+{
+    return parse_size(word, ret_value) >= 0 && *ret_value >= 4 && *ret_value <= 2ull << 30;
+}
+
+/* What lists are of, and what is said about others. */
+static const struct list {
+    const char *option;
+    bool (*is)(const char *word, uint64_t *ret_value);
+    const char *why;
+} lists[] = {
+    {"--ranks", is_ranks, "must be whole numbers from 2 (with --nodes: 1) to 64, as 2,4"},
+    {"--sizes", is_size, "must be sizes from 4 to 2G, as 4K,1M,64M"},
+    {"--nodes", is_nodes, "must be whole numbers from 2 to 16, as 2,4"},
+    {"--shape", shape_parse, "must be none, or bits per second up to 400G, as none,1G,100M"},
+};
+
+enum { LIST_RANKS, LIST_SIZES, LIST_NODES, LIST_SHAPES };
+
+static int parse_list(uint32_t which, const char *text, uint64_t *ret_values, uint32_t *ret_count)
+{
+    const struct list *list = &lists[which];
+    const char *at = text;
     uint32_t count = 0;
     char word[32];
-    int r = 0;
 
     do {
-        if (count == BENCH_LIST || !next_word(&at, word, sizeof word))
-            return wrong(what, list, why);
-        r = sizes ? parse_size(word, &ret_values[count])
-                  : parse_u64(word, 2, 64, &ret_values[count]);
-        if (r < 0 || (sizes && (ret_values[count] < 4 || ret_values[count] > 2ull << 30)))
-            return wrong(what, list, why);
+        if (count == BENCH_LIST || !next_word(&at, word, sizeof word) ||
+            !list->is(word, &ret_values[count]))
+            return wrong(list->option, text, list->why);
         count++;
     } while (*at != 0);
     *ret_count = count;
@@ -202,9 +233,13 @@ static int parse_one(int key, const char *value, struct bench_options *o)
 {
     switch (key) {
     case KEY_RANKS:
-        return parse_list("--ranks", value, false, o->ranks, &o->ranks_count);
+        return parse_list(LIST_RANKS, value, o->ranks, &o->ranks_count);
     case KEY_SIZES:
-        return parse_list("--sizes", value, true, o->sizes, &o->sizes_count);
+        return parse_list(LIST_SIZES, value, o->sizes, &o->sizes_count);
+    case KEY_NODES:
+        return parse_list(LIST_NODES, value, o->nodes, &o->nodes_count);
+    case KEY_SHAPE:
+        return parse_list(LIST_SHAPES, value, o->shapes, &o->shapes_count);
     case KEY_DTYPES:
         return parse_dtypes(value, o);
     case KEY_JOBS:
@@ -256,15 +291,45 @@ static int check_op(const struct bench_options *o)
     return o->plot != NULL ? plot_check(o->plot) : 0;
 }
 
-static int check_sizes(const struct bench_options *o)
+/* What goes with --nodes. */
+static int check_nodes(const struct bench_options *o)
 {
+    if (o->shapes_count > 0 && o->nodes_count == 0)
+        return wrong("--shape", "", "is of the links between --nodes");
+    if (o->nodes_count == 0)
+        return 0;
+    if (!bench_ops[o->op].has_nodes)
+        return wrong("--nodes", "",
+                     "is for reduce-scatter, all-gather, all-reduce, latency, storm");
+    if (o->socket != NULL)
+        return wrong("--socket", "", "each of --nodes has a gradwired of its own");
+    return o->plot != NULL ? wrong("--plot", "", "is not of --nodes") : 0;
+}
+
+/* All ranks of a case, by the most nodes. */
+static int check_ranks(const struct bench_options *o, uint64_t ranks, uint64_t nodes)
+{
+    uint64_t all = ranks * (nodes > 0 ? nodes : 1);
+
+    if (all < 2 || all > RANKS_MAX)
+        return wrong("--ranks", "", lists[LIST_RANKS].why);
     for (uint32_t i = 0; i < o->sizes_count; i++) {
-        for (uint32_t j = 0; j < o->ranks_count; j++) {
-            if (o->sizes[i] < bench_granule(o->op, o->ranks[j], GW_DTYPE_FP32))
-                return wrong("--sizes", "", "one is too small for that many ranks");
-        }
+        if (o->sizes[i] < bench_granule(o->op, all, GW_DTYPE_FP32))
+            return wrong("--sizes", "", "one is too small for that many ranks");
     }
     return 0;
+}
+
+static int check_all_ranks(const struct bench_options *o)
+{
+    uint64_t most = 0;
+    int r = 0;
+
+    for (uint32_t i = 0; i < o->nodes_count; i++)
+        most = o->nodes[i] > most ? o->nodes[i] : most;
+    for (uint32_t i = 0; r == 0 && i < o->ranks_count; i++)
+        r = check_ranks(o, o->ranks[i], most);
+    return r;
 }
 
 static int finish(struct bench_options *o)
@@ -273,18 +338,25 @@ static int finish(struct bench_options *o)
     int r;
 
     r = check_op(o);
+    if (r == 0)
+        r = check_nodes(o);
     if (r != 0)
         return r;
     if (o->ranks_count == 0)
-        (void)parse_list("--ranks", traits->sizes == NULL ? "4" : "2,4", false, o->ranks,
-                         &o->ranks_count);
+        (void)parse_list(LIST_RANKS,
+                         traits->sizes == NULL ? "4"
+                         : o->nodes_count > 0  ? "1,2"
+                                               : "2,4",
+                         o->ranks, &o->ranks_count);
+    if (o->shapes_count == 0)
+        (void)parse_list(LIST_SHAPES, "none", o->shapes, &o->shapes_count);
     if (o->sizes_count == 0 && traits->sizes != NULL)
-        (void)parse_list("--sizes", traits->sizes, true, o->sizes, &o->sizes_count);
+        (void)parse_list(LIST_SIZES, traits->sizes, o->sizes, &o->sizes_count);
     if (o->dtypes_count == 0)
         o->dtypes[o->dtypes_count++] = GW_DTYPE_FP32;
     if (o->jobs == 0)
         o->jobs = 50;
-    return check_sizes(o);
+    return check_all_ranks(o);
 }
 
 int options_parse(int argc, char **argv, struct bench_options *ret_options)

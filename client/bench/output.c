@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "client/bench/nodes.h"
 #include "client/bench/peer.h"
 
 static struct bench_row *rows;
@@ -123,11 +124,16 @@ static void print_word(const char *name, const char *word)
 static void print_json_row(const struct bench_row *row)
 {
     bool sized = row->what.bytes > 0, first = true;
+    char shape[16];
 
     printf("{");
     print_word("op", bench_ops[row->what.op].name);
     print_word("variant", bench_variant_names[row->what.variant]);
     print_word("dtype", sized ? bench_dtype_names[row->what.dtype] : NULL);
+    if (row->what.nodes > 0) {
+        printf("\"nodes\": %u, ", row->what.nodes);
+        print_word("shape", shape_name(row->what.shape_mbit, shape));
+    }
     printf("\"ranks\": %u, \"bytes\": %llu, \"system\": \"%s\"", row->what.ranks,
            (unsigned long long)row->what.bytes, row->system);
     print_number("p50_us", 3, row->p50_us);
@@ -154,6 +160,8 @@ static void print_document(const struct bench *bench)
     }
     printf("\n ],\n \"peers\": ");
     peers_print(bench->peers);
+    if (bench->links != NULL)
+        printf(",\n \"links\": \"%s\"", bench->links);
     printf(",\n \"machine\": ");
     machine_print();
     printf("}\n");

@@ -7,13 +7,14 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "client/bench/nodes.h"
 #include "client/bench/values.h"
 #include "daemon/base/escape.h"
 
 #define COMPILE_NS 120000000000ull
 #define ROUND_NS 300000000000ull
 
-enum { ARGUMENTS = 24, PATH_BYTES = PEER_PATH_BYTES };
+enum { PATH_BYTES = PEER_PATH_BYTES };
 
 /* ---- finding --------------------------------------------------------------------------------- */
 
@@ -167,13 +168,13 @@ static void launch_gloo(const struct peers *peers, const struct peer *peer, cons
 }
 
 static const struct peer_kind kinds[PEERS_MAX] = {
-    {"mpich", find_mpi, launch_mpi},  {"openmpi", find_mpi, launch_mpi},
-    {"impi", find_impi, launch_mpi},  {"oneccl", find_oneccl, launch_mpi},
-    {"gloo", find_gloo, launch_gloo},
+    {"mpich", find_mpi, launch_mpi, true},   {"openmpi", find_mpi, launch_mpi, true},
+    {"impi", find_impi, launch_mpi, false},  {"oneccl", find_oneccl, launch_mpi, false},
+    {"gloo", find_gloo, launch_gloo, false},
 };
 
-static int write_source(const char *directory, const char *name, const unsigned char *source,
-                        size_t source_bytes)
+int peer_write(const char *directory, const char *name, const unsigned char *source,
+               size_t source_bytes)
 {
     char path[PATH_BYTES];
     FILE *file;
@@ -190,25 +191,24 @@ static int write_source(const char *directory, const char *name, const unsigned 
     return EX_CANTCREAT;
 }
 
-int peers_find(struct peers *peers, const char *directory, const char *root)
+int peers_find(struct peers *peers, const char *directory, const char *root, bool on_nodes)
 {
     int r;
 
     *peers = (struct peers){.directory = directory};
     r = peers_root(root, peers->root, sizeof peers->root);
     if (r == 0)
-        r = write_source(directory, "peer_mpi.c", peer_mpi_source, peer_mpi_source_bytes);
+        r = peer_write(directory, "peer_mpi.c", peer_mpi_source, peer_mpi_source_bytes);
     if (r == 0)
-        r = write_source(directory, "peer_oneccl.cpp", peer_oneccl_source,
-                         peer_oneccl_source_bytes);
+        r = peer_write(directory, "peer_oneccl.cpp", peer_oneccl_source, peer_oneccl_source_bytes);
     if (r == 0)
-        r = write_source(directory, "peer_gloo.py", peer_gloo_source, peer_gloo_source_bytes);
+        r = peer_write(directory, "peer_gloo.py", peer_gloo_source, peer_gloo_source_bytes);
     for (uint32_t i = 0; r == 0 && i < PEERS_MAX; i++) {
         struct peer *peer = &peers->list[peers->count];
 
         *peer = (struct peer){.kind = &kinds[i]};
         path_in(peer->program, directory, kinds[i].name);
-        if (kinds[i].find(peers, peer))
+        if ((!on_nodes || kinds[i].has_nodes) && kinds[i].find(peers, peer))
             peers->count++;
     }
     return r;
@@ -263,15 +263,17 @@ static int read_samples(struct peer *peer, const struct bench_case *what, const 
     return r;
 }
 
-int peer_round(const struct peers *peers, struct peer *peer, const struct bench_case *what,
-               const struct bench_options *options, struct bench_samples *samples)
+int peer_round(const struct bench *bench, struct peer *peer, const struct bench_case *what,
+               struct bench_samples *samples)
 {
+    const struct bench_options *options = &bench->options;
+    const struct peers *peers = bench->peers;
     char out[PATH_BYTES], ranks[16], bytes[32], iterations[32], budget[32];
-    const char *argv[ARGUMENTS] = {NULL};
+    const char *argv[PEER_WORDS] = {NULL};
     uint32_t n = 0;
     int code, r;
 
-    if (peer->lacks)
+    if (peer->lacks || (bench->nodes != NULL && bench->nodes->is_loopback))
         return 0;
     path_in(out, peers->directory, "peer.out");
     (void)snprintf(ranks, sizeof ranks, "%u", what->ranks);
@@ -279,7 +281,10 @@ int peer_round(const struct peers *peers, struct peer *peer, const struct bench_
     (void)snprintf(iterations, sizeof iterations, "%llu", (unsigned long long)peer->iterations);
     (void)snprintf(budget, sizeof budget, "%llu",
                    (unsigned long long)options->budget_ns / options->rounds);
-    peer->kind->launch(peers, peer, ranks, argv);
+    if (bench->nodes != NULL)
+        nodes_launch(bench->nodes, peer, what, argv);
+    else
+        peer->kind->launch(peers, peer, ranks, argv);
     while (argv[n] != NULL)
         n++;
     argv[n++] = bench_ops[what->op].name;
@@ -292,7 +297,8 @@ int peer_round(const struct peers *peers, struct peer *peer, const struct bench_
     r = read_samples(peer, what, out, samples);
     if (r == EX_WRONG)
         return r;
-    if (code != 0 || r != 0) {
+    /* On nodes what it said counts: see peer_mpi.c's end. */
+    if (r != 0 || (code != 0 && bench->nodes == NULL)) {
         peer_tell(peer->kind->name, out);
         fprintf(stderr, "gwbench: %s ended with code %d\n", peer->kind->name, code);
         return bench_stopped() ? EX_TEMPFAIL : EX_SOFTWARE;
@@ -303,10 +309,15 @@ int peer_round(const struct peers *peers, struct peer *peer, const struct bench_
 void peers_print(const struct peers *peers)
 {
     char escaped[ESCAPE_BYTES(128)];
+    const char *between = "";
 
     printf("{");
-    for (uint32_t i = 0; i < peers->count; i++)
-        printf("%s\"%s\": \"%s\"", i > 0 ? ", " : "", peers->list[i].kind->name,
+    for (uint32_t i = 0; i < peers->count; i++) {
+        if (peers->list[i].version[0] == 0)
+            continue; /* it had no round */
+        printf("%s\"%s\": \"%s\"", between, peers->list[i].kind->name,
                escape_string(peers->list[i].version, escaped, sizeof escaped));
+        between = ", ";
+    }
     printf("}");
 }

@@ -10,7 +10,7 @@
 
 #include "client/bench/bench.h"
 
-enum { PEERS_MAX = 5, PEER_PATH_BYTES = 384 };
+enum { PEERS_MAX = 5, PEER_PATH_BYTES = 384, PEER_WORDS = 56 };
 
 struct peers;
 struct peer;
@@ -23,6 +23,7 @@ struct peer_kind {
     /* How a round of so many ranks starts: words, ended by NULL, before those of the case. */
     void (*launch)(const struct peers *peers, const struct peer *peer, const char *ranks,
                    const char **argv);
+    bool has_nodes; /* also launched on several, by nodes_launch */
 };
 
 struct peer {
@@ -43,12 +44,15 @@ struct peers {
 };
 
 /* Finds and compiles; a peer that is not there or does not compile is told and left out. */
-int peers_find(struct peers *peers, const char *directory, const char *root);
+int peers_find(struct peers *peers, const char *directory, const char *root, bool on_nodes);
+/* A text that gwbench carries, as a file. Exit codes. */
+int peer_write(const char *directory, const char *name, const unsigned char *source,
+               size_t source_bytes);
 /* A new case; iterations 0: as many as the first round finds to fit. */
 void peer_begin(struct peer *peer, uint64_t iterations);
 /* One round of a case; adds samples. */
-int peer_round(const struct peers *peers, struct peer *peer, const struct bench_case *what,
-               const struct bench_options *options, struct bench_samples *samples);
+int peer_round(const struct bench *bench, struct peer *peer, const struct bench_case *what,
+               struct bench_samples *samples);
 /* A JSON object: each peer's version. */
 void peers_print(const struct peers *peers);
 
@@ -69,5 +73,8 @@ bool peer_in_path(const char *program);
 
 extern const unsigned char peer_mpi_source[], peer_oneccl_source[], peer_gloo_source[];
 extern const size_t peer_mpi_source_bytes, peer_oneccl_source_bytes, peer_gloo_source_bytes;
+/* tests/integration/network.py */
+extern const unsigned char peer_network_source[];
+extern const size_t peer_network_source_bytes;
 
 #endif

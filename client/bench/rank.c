@@ -28,6 +28,7 @@ void rank_options(const struct worker *worker, struct gw_job_options *ret_option
         .socket_path = worker->socket,
         .rank = worker->rank,
         .world = worker->what->ranks,
+        .nodes = worker->what->nodes,
         .op_timeout_ns = RANK_WAIT_NS,
         .linger_ns = -1,
         .name = "gwbench",

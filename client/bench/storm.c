@@ -16,7 +16,7 @@ struct storm {
     struct bench_samples create, join, complete;
 };
 
-static int start(struct storm *storm, const char *socket)
+static int start(struct storm *storm, const struct bench *bench)
 {
     int r = 0;
 
@@ -26,10 +26,14 @@ static int start(struct storm *storm, const char *socket)
 
         *worker = (struct worker){.ops = &worker_storm,
                                   .what = &storm->what,
-                                  .socket = socket,
+                                  .socket = daemon_socket(bench, &storm->what, rank),
                                   .rank = rank,
-                                  .first = rank > 0 ? storm->workers[i - rank].share : NULL};
-        r = worker_start(worker);
+                                  .order_fd = -1,
+                                  .answer_fd = -1};
+        r = worker_share_new(worker);
+        worker->first = storm->workers[i - rank].share;
+        if (r == 0)
+            r = worker_start(worker);
         if (r == 0)
             r = worker_await(worker, "start");
     }
@@ -69,11 +73,12 @@ static int tell(const struct bench_options *options, struct storm *storm)
     return r;
 }
 
-int storm_run(struct bench *bench, uint32_t ranks)
+int storm_run(struct bench *bench, const struct bench_case *base)
 {
     const struct bench_options *o = &bench->options;
     uint64_t storms = o->iterations > 0 ? o->iterations : o->rounds;
-    struct storm storm = {.what = {.op = BENCH_STORM, .ranks = ranks}, .jobs = (uint32_t)o->jobs};
+    struct storm storm = {.what = *base, .jobs = (uint32_t)o->jobs};
+    uint32_t ranks = base->ranks;
     int r, told;
 
     storm.workers = calloc(storm.jobs * ranks, sizeof *storm.workers);
@@ -84,7 +89,7 @@ int storm_run(struct bench *bench, uint32_t ranks)
     storm.count = storm.jobs * ranks;
     for (uint32_t i = 0; i < storm.count; i++)
         storm.workers[i] = (struct worker){.order_fd = -1, .answer_fd = -1};
-    r = start(&storm, bench->socket);
+    r = start(&storm, bench);
     for (uint64_t turn = 1; r == 0 && turn <= storms; turn++) {
         r = workers_run(storm.workers, storm.count, turn);
         take_samples(&storm);

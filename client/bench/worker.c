@@ -69,23 +69,24 @@ static _Noreturn void work(struct worker *worker)
 
 /* ---- in the coordinator ---------------------------------------------------------------------- */
 
-static struct worker_share *share_new(void)
-{
-    struct worker_share *share =
-        mmap(NULL, sizeof *share, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-
-    if (share == MAP_FAILED)
-        return NULL;
-    for (uint32_t i = 0; i < FIGURES; i++)
-        share->figures[i] = (double)NAN;
-    return share;
-}
-
 static int no_worker(const struct worker *worker)
 {
     fprintf(stderr, "gwbench: cannot start the process of rank %u: %s\n", worker->rank,
             strerror(errno));
     return EX_OSERR;
+}
+
+int worker_share_new(struct worker *worker)
+{
+    struct worker_share *share =
+        mmap(NULL, sizeof *share, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+
+    if (share == MAP_FAILED)
+        return no_worker(worker);
+    for (uint32_t i = 0; i < FIGURES; i++)
+        share->figures[i] = (double)NAN;
+    worker->share = share;
+    return 0;
 }
 
 int worker_start(struct worker *worker)
@@ -94,8 +95,7 @@ int worker_start(struct worker *worker)
     pid_t parent = getpid();
 
     worker->order_fd = worker->answer_fd = -1;
-    worker->share = share_new();
-    if (worker->share == NULL || pipe2(order, O_CLOEXEC) < 0)
+    if (pipe2(order, O_CLOEXEC) < 0)
         return no_worker(worker);
     worker->order_fd = order[1];
     if (pipe2(answer, O_CLOEXEC) < 0) {
@@ -103,8 +103,6 @@ int worker_start(struct worker *worker)
         return no_worker(worker);
     }
     worker->answer_fd = answer[0];
-    if (worker->first == NULL)
-        worker->first = worker->share;
     worker->pid = fork();
     if (worker->pid == 0) {
         /* No worker outlives the coordinator, not even a killed one. */

@@ -37,7 +37,7 @@ enum bench_figure {
 
 struct worker_share {
     uint32_t status;         /* enum worker_status */
-    uint32_t turn;           /* of a storm, once `id` is its job's: a futex */
+    uint32_t turn;           /* of a storm, once `id` is its job's: a futex; a link's port */
     double figures[FIGURES]; /* NAN: none */
     char text[480];          /* what was wrong */
     struct gw_job_id id;
@@ -46,6 +46,7 @@ struct worker_share {
 };
 
 struct bench_case;
+struct nodes;
 struct worker;
 
 struct worker_ops {
@@ -58,14 +59,17 @@ struct worker {
     const struct worker_ops *ops;
     const struct bench_case *what;
     const char *socket;
+    const struct nodes *nodes; /* NULL: no --nodes */
     uint32_t rank;
     struct worker_share *share;       /* its own */
-    const struct worker_share *first; /* rank 0's, for the job's id */
+    const struct worker_share *first; /* rank 0's, for the job's id; a link's: the next's */
     void *state;                      /* of ops, in the worker */
     int pid, order_fd, answer_fd;
 };
 
 /* Coordinator. All: 0 or an exit code after a message. */
+int worker_share_new(struct worker *worker);
+/* Its share is there, and `first`. */
 int worker_start(struct worker *worker);
 /* One answer. */
 int worker_await(struct worker *worker, const char *what);

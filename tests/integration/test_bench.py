@@ -40,6 +40,7 @@ ROW = {
         "op": {"enum": list(OPS)}, "variant": {"type": ["string", "null"]},
         "dtype": {"enum": ["fp32", "fp16", "bf16", None]},
         "ranks": {"type": "integer", "minimum": 2},
+        "nodes": {"type": "integer", "minimum": 2}, "shape": {"type": ["string", "null"]},
         "bytes": {"type": "integer", "minimum": 0},
         "system": {"enum": list(SYSTEMS)},
         "p50_us": NUMBER, "p99_us": NUMBER, "algbw_gbs": NUMBER, "busbw_gbs": NUMBER,
@@ -52,6 +53,7 @@ SCHEMA = {
     "properties": {
         "schema": {"const": 2}, "rows": {"type": "array", "items": ROW},
         "peers": {"type": "object", "additionalProperties": {"type": "string", "minLength": 1}},
+        "links": {"enum": ["veth", "loopback"]},
         "machine": {"type": "object",
                     "required": ["cpu", "arch", "cpus_online", "memory_bytes", "kernel",
                                  "compiler", "load_average_before", "load_average",
