@@ -172,7 +172,7 @@ struct core {
     /* wait.c */
     struct {
         bool active, reported;
-        uint64_t since_ns, report_ns;
+        uint64_t since_ns, report_ns, op;
         uint32_t source;
         char text[GW_TEXT_MAX + 1];
     } stall;
@@ -268,6 +268,8 @@ void lane_detach(struct core *core, uint32_t rank);
 void lane_reset(struct core *core);
 bool lane_needs(const struct core *core, uint32_t rank);
 bool lane_wait(const struct core *core, struct core_wait *ret_wait);
+/* What that wait is for: it says `op`, not the text. */
+void lane_describe_wait(const struct core *core, struct text *text);
 /* False: not an op of this layer. */
 bool lane_describe_flight(const struct core *core, uint64_t op_id, struct text *text);
 /* All factors in one, rounded once. */
@@ -288,6 +290,8 @@ void flight_done(struct core *core, uint64_t op_id);
 void flight_reset(struct core *core);
 /* The oldest one; nobody is missing, a stream works or waits. */
 bool flight_wait(const struct core *core, struct core_wait *ret_wait);
+/* As lane_describe_wait. */
+void flight_describe_wait(const struct core *core, struct text *text);
 
 /* ---- wait.c ---------------------------------------------------------------------------------- */
 

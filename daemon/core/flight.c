@@ -108,15 +108,20 @@ static void describe(const struct core_flight *flight, struct text *text)
 bool flight_wait(const struct core *core, struct core_wait *ret_wait)
 {
     const struct core_flight *flight;
-    struct text text;
 
     if (core->flying.count == 0)
         return false;
     flight = &core->flying.at[core->flying.first];
     ret_wait->since_ns = flight->since_ns;
     ret_wait->missing = 0;
-    text_start(&text, ret_wait->text, sizeof(ret_wait->text));
-    if (!lane_describe_flight(core, flight->id, &text))
-        describe(flight, &text);
+    ret_wait->op = flight->id;
     return true;
+}
+
+void flight_describe_wait(const struct core *core, struct text *text)
+{
+    const struct core_flight *flight = &core->flying.at[core->flying.first];
+
+    if (!lane_describe_flight(core, flight->id, text))
+        describe(flight, text);
 }

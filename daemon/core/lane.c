@@ -423,32 +423,42 @@ bool lane_needs(const struct core *core, uint32_t rank)
 
 /* The longest-waiting op. A rank's first one is the next of its group, which some member has not
  * submitted, or which waits for a seal; else it were launched. */
-static const struct lane_op *oldest_pending(const struct core *core)
+static const struct lane_op *oldest_pending(const struct core *core, uint32_t *ret_rank)
 {
     const struct lane_op *oldest = NULL;
 
+    *ret_rank = 0;
     for (uint32_t rank = 0; rank < core->config.world; rank++) {
         const struct lane_rank *lane = &core->ranks[rank].lane;
 
-        if (lane->pending_count && (!oldest || lane->pending[0].since_ns < oldest->since_ns))
-            oldest = &lane->pending[0];
+        if (!lane->pending_count || (oldest && lane->pending[0].since_ns >= oldest->since_ns))
+            continue;
+        oldest = &lane->pending[0];
+        *ret_rank = rank;
     }
     return oldest;
 }
 
 bool lane_wait(const struct core *core, struct core_wait *ret_wait)
 {
-    const struct lane_op *pending = oldest_pending(core);
-    struct text text;
+    uint32_t rank;
+    const struct lane_op *pending = oldest_pending(core, &rank);
 
     if (!pending)
         return false;
-    text_start(&text, ret_wait->text, sizeof(ret_wait->text));
     ret_wait->since_ns = pending->since_ns;
     ret_wait->missing = missing(core, pending->op.group);
-    lane_describe(&pending->op, &text);
-    text_add(&text, " on group %u", pending->op.group);
+    ret_wait->op = pending->op.sequence * GW_RANKS_MAX + rank;
     return true;
+}
+
+void lane_describe_wait(const struct core *core, struct text *text)
+{
+    uint32_t rank;
+    const struct lane_op *pending = oldest_pending(core, &rank);
+
+    lane_describe(&pending->op, text);
+    text_add(text, " on group %u", pending->op.group);
 }
 
 bool lane_describe_flight(const struct core *core, uint64_t op_id, struct text *text)

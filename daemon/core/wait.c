@@ -83,6 +83,8 @@ static bool oldest(const struct core *core, struct core_wait *ret_wait, uint32_t
     bool found = false;
 
     for (uint32_t source = 0; source < last && core->present; source++) {
+        wait.op = 0;
+        wait.text[0] = 0;
         if (!sources[source](core, &wait))
             continue;
         if (source != WAIT_JOIN && wait.since_ns < core->complete_ns)
@@ -94,6 +96,20 @@ static bool oldest(const struct core *core, struct core_wait *ret_wait, uint32_t
         found = true;
     }
     return found;
+}
+
+/* Ops come by the thousand, and what they are is told of few of them. */
+static void describe(const struct core *core, uint32_t source, struct core_wait *wait)
+{
+    struct text text;
+
+    if (wait->op == 0)
+        return;
+    text_start(&text, wait->text, sizeof(wait->text));
+    if (source == WAIT_LANE)
+        lane_describe_wait(core, &text);
+    else
+        flight_describe_wait(core, &text);
 }
 
 /* ---- reports --------------------------------------------------------------------------------- */
@@ -119,18 +135,20 @@ static uint64_t next_report(const struct core *core, const struct core_wait *wai
 static void stall_follow(struct core *core, const struct core_wait *wait, uint32_t source)
 {
     if (core->stall.active && core->stall.source == source &&
-        core->stall.since_ns == wait->since_ns && strcmp(core->stall.text, wait->text) == 0)
+        core->stall.since_ns == wait->since_ns && core->stall.op == wait->op &&
+        strcmp(core->stall.text, wait->text) == 0)
         return;
     stall_over(core);
     core->stall.active = true;
     core->stall.reported = false;
     core->stall.source = source;
     core->stall.since_ns = wait->since_ns;
+    core->stall.op = wait->op;
     core->stall.report_ns = next_report(core, wait);
     memcpy(core->stall.text, wait->text, sizeof(core->stall.text));
 }
 
-static void stall_report(struct core *core, const struct core_wait *wait)
+static void stall_report(struct core *core, struct core_wait *wait)
 {
     uint64_t interval = core->stall.report_ns - wait->since_ns;
     struct core_effect *effect;
@@ -138,6 +156,7 @@ static void stall_report(struct core *core, const struct core_wait *wait)
 
     if (core->now_ns < core->stall.report_ns)
         return;
+    describe(core, core->stall.source, wait);
     effect = effects_add(core->effects, CORE_EFF_REPORT);
     text_start(&text, effect->text, sizeof(effect->text));
     text_add(&text, "%s: ", wait->text);
@@ -157,13 +176,14 @@ static void stall_report(struct core *core, const struct core_wait *wait)
 
 /* ---- deadlines ------------------------------------------------------------------------------- */
 
-static void time_out(struct core *core, const struct core_wait *wait, uint32_t source)
+static void time_out(struct core *core, struct core_wait *wait, uint32_t source)
 {
     uint64_t missing = wait->missing;
     uint32_t rank = CORE_NO_RANK;
     char line[GW_TEXT_MAX + 1];
     struct text text = TEXT(line);
 
+    describe(core, source, wait);
     if (missing && !(missing & (missing - 1)))
         rank = (uint32_t)__builtin_ctzll(missing);
     text_add(&text, "%s: ", wait->text);
