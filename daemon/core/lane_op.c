@@ -149,18 +149,12 @@ static int check_memory(const struct core *core, uint32_t rank, const struct wir
     return r;
 }
 
-int lane_check(const struct core *core, uint32_t rank, const struct wire_op *op,
-               struct text *text)
+/* Of a kind that there is. */
+static int check_op(const struct core *core, uint32_t rank, const struct wire_op *op,
+                    struct text *text)
 {
-    int r;
+    int r = check_group(core, rank, op, text);
 
-    if (op->kind < WIRE_OP_REDUCE_SCATTER || op->kind > WIRE_OP_BARRIER) {
-        text_add(text, "there is no collective of kind %u", op->kind);
-        return GW_E_INVALID;
-    }
-    lane_describe(op, text);
-    text_add(text, ": ");
-    r = check_group(core, rank, op, text);
     if (r == 0 && op->dtype >= GW_DTYPES) {
         text_add(text, "there is no dtype %u", op->dtype);
         r = GW_E_INVALID;
@@ -179,5 +173,25 @@ int lane_check(const struct core *core, uint32_t rank, const struct wire_op *op,
     }
     if (r == 0 && op->kind != WIRE_OP_BARRIER)
         r = check_memory(core, rank, op, text);
+    return r;
+}
+
+/* An op that is sound is not put into words: that takes longer than to check it. */
+int lane_check(const struct core *core, uint32_t rank, const struct wire_op *op,
+               struct text *text)
+{
+    char line[GW_TEXT_MAX + 1];
+    struct text why = TEXT(line);
+    int r;
+
+    if (op->kind < WIRE_OP_REDUCE_SCATTER || op->kind > WIRE_OP_BARRIER) {
+        text_add(text, "there is no collective of kind %u", op->kind);
+        return GW_E_INVALID;
+    }
+    r = check_op(core, rank, op, &why);
+    if (r < 0) {
+        lane_describe(op, text);
+        text_add(text, ": %s", line);
+    }
     return r;
 }
