@@ -248,14 +248,15 @@ static uint32_t buckets_before(const gw_job *job, struct gw_token token)
 /* Stamps are read at once: a slot's next op would overwrite them. */
 void wait_record(gw_job *job, const struct gw_token *tokens, size_t count, struct wait_time time)
 {
-    struct wait_op *ops;
+    struct wait_op few[4], *ops = few; /* without memory of its own, where it does */
     size_t room = count, used = 0;
 
     if (time.w1 <= time.w0)
         return;
     for (size_t i = 0; i < count; i++)
         room += buckets_before(job, tokens[i]);
-    ops = calloc(room ? room : 1, sizeof(*ops));
+    if (room > sizeof(few) / sizeof(few[0]))
+        ops = calloc(room, sizeof(*ops));
     for (size_t i = 0; ops && i < count; i++) {
         uint32_t buckets = buckets_before(job, tokens[i]);
         const struct gw_shm_slot *slot = NULL;
@@ -266,7 +267,8 @@ void wait_record(gw_job *job, const struct gw_token *tokens, size_t count, struc
             ops[used++] = stamps_of(slot, tokens[i].value);
     }
     split_add(&job->split, time.w0, time.w1, ops, used);
-    free(ops);
+    if (ops != few)
+        free(ops);
 }
 
 bool wait_dropped(const gw_job *job, const struct gw_token *tokens, size_t count)
