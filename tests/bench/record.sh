@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # The whole record of this machine: every op, dtype and peer, into results/NAME-*.json, and plots of
-# the collectives beside them. Three quarters of an hour; README.md says how to read it.
+# the collectives beside them. An hour and a half; README.md says how to read it.
 #
 #   tests/bench/record.sh NAME [BUILD [OPTION...]]
 #
@@ -49,3 +49,7 @@ record step step --sizes 1M,64M "${all[@]}" "$@"
 record ready ready "$@"
 record storm storm "$@"
 record idle idle --seconds 5 "$@"
+for op in reduce-scatter all-gather; do
+    record nodes-$op $op --nodes 2,4 --sizes 1M,64M --shape none,1G,10G --peers "$@"
+done
+record nodes-storm storm --nodes 4 --jobs 1 --iterations 15 "$@"

@@ -402,8 +402,10 @@ def test_a_record_holds_every_op(tmp_path):
     runs = [line.split() for line in (tmp_path / "log").read_text().splitlines()]
     assert {run[0] for run in runs} == set(OPS)
     assert all("--json" in run and run[run.index("--rounds") + 1] == "9" for run in runs)
-    # all-gather is measured both ways.
-    assert len(list((tmp_path / "results").glob("quiet-one-*.json"))) == len(OPS) + 1 == len(runs)
+    # all-gather is measured both ways, and three ops from node to node.
+    assert len(list((tmp_path / "results").glob("quiet-one-*.json"))) == len(OPS) + 4 == len(runs)
+    assert {run[0] for run in runs if "--nodes" in run} == {"reduce-scatter", "all-gather",
+                                                            "storm"}
 
 
 def test_a_record_that_fails_leaves_no_half_a_document(tmp_path):
