@@ -431,14 +431,19 @@ static int put(struct job *job, uint64_t now_ns, const struct core_event *event,
 
 /* ---- events ---------------------------------------------------------------------------------- */
 
+/* By a client of the present generation. */
+static bool is_taken(const struct job *job, uint32_t rank)
+{
+    return core_state(job->core) != GW_JOB_BROKEN && core_present(job->core) >> rank & 1;
+}
+
 int job_place(struct job *job, uint32_t rank, uint32_t world, const struct device_place *place,
               char text[GW_TEXT_MAX + 1])
 {
-    bool taken = core_state(job->core) != GW_JOB_BROKEN && core_present(job->core) >> rank & 1;
     int r;
 
     text[0] = 0;
-    if (world != job->config.world || rank >= world || taken)
+    if (world != job->config.world || rank >= world || is_taken(job, rank))
         return 0;
     if (job->placed >> rank & 1) {
         if (memcmp(&job->places[rank], place, sizeof(*place)) == 0)
@@ -534,7 +539,8 @@ int job_request(struct job *job, uint64_t now_ns, uint32_t rank, const struct wi
                0);
 }
 
-/* A rank's memory lies where it was when the job formed. On every node alike. */
+/* A rank's memory lies where it was when the job formed. On every node alike. Whether the rank is
+ * taken is the core's to say. */
 static bool may_join(const struct job *job, const struct core_event *event, const char **ret_text)
 {
     const struct fabric_nodes *nodes = job->config.nodes;
@@ -545,7 +551,8 @@ static bool may_join(const struct job *job, const struct core_event *event, cons
         return false;
     }
     *ret_text = "the rank's shard lies on another node: start it there again";
-    return !job->has_formed || node == FABRIC_NO_NODE || node == job->origin;
+    return !job->has_formed || node == FABRIC_NO_NODE || node == job->origin ||
+           is_taken(job, event->rank);
 }
 
 static void refuse_join(struct job *job, const struct core_event *event, const char *why)
