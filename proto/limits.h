@@ -32,7 +32,8 @@
 #define GW_ARRAYS_MAX 64u         /* shard arrays of one rank */
 #define GW_OVERFLOW_MAX 1024u     /* overflow slots of one rank; and one per bucket at most */
 #define GW_RING_SLOTS_MAX 64u
-#define GW_STAGING_BYTES (4u << 20) /* of a rank's staging arena (param read/write) */
+#define GW_STAGING_BYTES (512u << 10) /* of a rank's staging arena (param read/write): all ranks'
+                                       * together must fit into a star's queue */
 #define GW_TAG_BYTES 8u
 #define GW_ID_MAX 256u
 #define GW_FABRIC_ADDRESS_MAX 4096u /* bytes by which nodes' fabrics find each other */

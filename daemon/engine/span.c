@@ -10,9 +10,14 @@
 #include <string.h>
 
 #include "daemon/engine/job_internal.h"
+#include "daemon/engine/star.h"
 
 #define TIMES 1024u /* ops done here that are not done everywhere: more only lose their times */
 #define UNKNOWN UINT64_MAX
+
+/* All ranks may write or read at once, and the root hands all of it to each node; half is left for
+ * the log. */
+_Static_assert(GW_RANKS_MAX * GW_STAGING_BYTES <= STAR_QUEUE_BYTES / 2, "values fit");
 
 struct io {
     uint32_t request;   /* 0: none */

@@ -551,7 +551,7 @@ def test_memory_that_does_not_exist_is_told(start):
         assert client.ask("ARENA_GET", {1: kind, 2: index}, request=5).code == "NOT_FOUND"
     assert client.ask("ARRAY_GET", {1: "m"}, request=6).code == "STATE"
     staging = client.ask("ARENA_GET", {1: STAGING}, request=7)
-    assert staging.type == "ARENA" and staging.number(1) == 4 << 20 and len(staging.fds) == 1
+    assert staging.type == "ARENA" and staging.number(1) == 512 << 10 and len(staging.fds) == 1
 
 
 def test_buffers_of_a_killed_client_are_freed(start):

@@ -7,6 +7,7 @@ ctest: label=nodes timeout=300
 """
 import os
 import signal
+import struct
 import threading
 
 import pytest
@@ -156,9 +157,46 @@ def test_a_seal_that_one_node_cannot_make_leaves_nothing_on_the_others(make_node
         assert held < 16 << 20, "what the other node could make is still held"
 
 
+NUMEL = 1 << 20  # 4 MiB
+
+
+def moved(job, call, param, value=0.0):
+    """gw_param_write_sync of that value throughout, or gw_param_read_sync; as bytes."""
+    values = (gw.C.c_float * NUMEL).from_buffer(bytearray(struct.pack("<f", value) * NUMEL))
+    gw.call(call, job.handle, gw.C.c_uint32(param), gw.C.c_uint64(0), gw.C.c_uint64(NUMEL), values,
+            gw.C.c_int64(60 * S))
+    return bytes(values)
+
+
+def writing_rank(rank, place, at_once):
+    """Whether it reads what the next rank has written, while all do so."""
+    job = place.attach(rank)
+    world = len(place.places)
+    params = [job.param(f"p{r}", NUMEL, "u") for r in range(world)]
+    job.seal(stage=3, bucket_bytes=1 << 20, timeout=60 * S)
+    at_once.wait()
+    moved(job, "gw_param_write_sync", params[rank], rank + 1.0)
+    job.barrier(60 * S)
+    at_once.wait()
+    following = (rank + 1) % world
+    seen = moved(job, "gw_param_read_sync", params[following])
+    job.barrier(60 * S)
+    job.close()
+    return seen == struct.pack("<f", following + 1.0) * NUMEL
+
+
+def test_all_ranks_write_and_read_parameters_at_once(make_nodes, tmp_path):
+    """24 ranks of 4 MiB: more than may wait for the other node, so not all at a time."""
+    places = (0,) * 24 + (1,)
+    at_once = threading.Barrier(len(places), timeout=60 * SLOWER)
+    results = together(Place(make_nodes(2), places, tmp_path), writing_rank, at_once)
+    assert set(results) == {("ok", True)}, results
+
+
 # ---- a node that lies ----------------------------------------------------------------------------
 
 HUGE = (1 << 64) - 1
+STAGING = 512 << 10  # bytes of a rank's request
 
 
 def take_part(node):
@@ -210,10 +248,10 @@ def heard_what_never_was(node):
 def values_out_of_bounds(node):
     join(node)
     for read in (0, 1):
-        for offset in (0, (4 << 20) - 4, (4 << 20) - 3, 4 << 20):
+        for offset in (0, STAGING - 4, STAGING - 3, STAGING):
             for rank in (0, 1, 5, 63):
                 node.say("STAR_DATA", {1: rank, 2: 7, 3: read, 4: offset, 5: b"four"})
-    for offset in range(0, 4 << 20, 49152):
+    for offset in range(0, STAGING, 49152):
         node.say("STAR_DATA", {1: 1, 2: 8, 3: 0, 4: offset, 5: bytes(4096)})
 
 

@@ -75,7 +75,7 @@ static void arenas_of_all_stages_and_modes(void **state)
                              rows[i].ring ? 32 : 0);
             assert_int_equal(zero_arena_bytes(zero, GW_ARENA_ARRAY, rank),
                              rows[i].stage ? 8 : 16); /* of one byte an element */
-            assert_int_equal(zero_arena_bytes(zero, GW_ARENA_STAGING, rank), 4 << 20);
+            assert_int_equal(zero_arena_bytes(zero, GW_ARENA_STAGING, rank), 512 << 10);
             assert_int_equal(zero_arena_bytes(zero, GW_ARENA_SHARED_PARAMS, rank), 0);
         }
         assert_int_equal(zero_arena_bytes(zero, GW_ARENA_SHARED_PARAMS, -1), rows[i].shared * 4);
@@ -339,9 +339,9 @@ static void parts_that_do_not_exist_are_refused(void **state)
     fx_expect(fx, "DONE@0 -1\nDONE@0 -1\nDONE@0 -1\nDONE@0 -1\n");
     fx_free(fx);
     fx = fx_new(2, 1, 1 << 21, 1);
-    fx_open(fx, 0, (1 << 20) + 1);
-    assert_int_equal(fx_io(fx, 0, 1, 0, 0, 1 << 20), 0);
-    assert_int_equal(fx_io(fx, 0, 1, 0, 0, (1 << 20) + 1), 0); /* more than staging holds */
+    fx_open(fx, 0, (1 << 17) + 1);
+    assert_int_equal(fx_io(fx, 0, 1, 0, 0, 1 << 17), 0);
+    assert_int_equal(fx_io(fx, 0, 1, 0, 0, (1 << 17) + 1), 0); /* more than staging holds */
     assert_int_equal(fx_count(fx, "DONE@0 -1"), 1);
     fx_free(fx);
 }
