@@ -93,8 +93,8 @@ float *span_written(struct job *job, uint32_t rank, uint32_t request, uint64_t b
 int span_taken(struct job *job, uint32_t rank, uint32_t request);
 /* Nodes but this one. */
 uint64_t span_others(const struct job *job);
-/* The reply to a PARAM_IO, once all that lies elsewhere has come: `elsewhere` bytes, or, of a write,
- * nodes that have taken it. A rank that writes faster than the star carries is held back so. */
+/* The reply to a PARAM_IO, once all that lies elsewhere has come: `elsewhere` bytes, or, of a
+ * write, nodes that have taken it. So a rank that writes faster than the star carries is held. */
 void span_reply(struct job *job, const struct core_effect *effect, uint64_t elsewhere);
 
 /* build.c: 0, or why not, with text. */
