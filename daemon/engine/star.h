@@ -31,9 +31,7 @@
 #define STAR_ROOT 0u /* the root, as peer of a node */
 #define STAR_MESSAGE_MAX GW_FRAME_MAX
 #define STAR_STRANGERS 64u
-/* Most that waits for one peer; then it is lost. Twice what all ranks' values on their way can be:
- * each has one call of GW_STAGING_BYTES under way. */
-#define STAR_QUEUE_BYTES (512u << 20)
+#define STAR_QUEUE_BYTES (64u << 20) /* most that waits for one peer; then it is lost */
 #define STAR_BEAT_NS 100000000ull
 #define STAR_LOST_NS 800000000ull
 
