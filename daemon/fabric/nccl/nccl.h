@@ -278,7 +278,7 @@ void nccl_ring_all_reduce(struct nccl_part *part);
 void nccl_all_gather(struct nccl_part *part);
 void nccl_broadcast(struct nccl_part *part);
 
-/* span.c: loop thread: */
+/* places.c: loop and issuing threads. */
 bool nccl_is_here(const struct nccl_fabric *fabric, uint32_t rank);
 bool nccl_crosses(const struct nccl_fabric *fabric, const struct core_op *op);
 /* Bit per rank whose GPU does something for the op. */
