@@ -51,6 +51,13 @@ static int lend_pages(struct session *session)
     return r;
 }
 
+/* Works that are held back until their tokens are reached would be issued in another order on
+ * another node, and NCCL's calls between two ranks would not match. */
+static bool may_span(const struct engine *engine)
+{
+    return !engine->nodes || strcmp(job_ordering_name(engine->job), "events") != 0;
+}
+
 static void join(struct session *session, uint32_t rank, uint32_t world,
                  const struct device_place *place, uint32_t request)
 {
@@ -65,6 +72,13 @@ static void join(struct session *session, uint32_t rank, uint32_t world,
     }
     if (text[0])
         log_line("%s", text); /* what is missing, though it works */
+    if (!may_span(engine)) {
+        session_send_done(session, request, GW_E_UNIMPLEMENTED,
+                          "rank %u's GPU has no 64-bit stream memory operations (gwctl doctor): a "
+                          "job of such GPUs has all its ranks on one node",
+                          rank);
+        return;
+    }
     r = lend_pages(session);
     if (r < 0) {
         session_send_done(session, request, r,

@@ -5,7 +5,6 @@
  */
 #include "daemon/fabric/nccl/nccl.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -126,20 +125,6 @@ static int fabric_address(struct fabric *fabric, uint8_t ret_address[GW_FABRIC_A
     return 0;
 }
 
-/* Works that are held back until their tokens are reached would be issued in another order on
- * another node, and calls between two ranks would not match. */
-static int check_order(const struct nccl_fabric *fabric, char text[GW_TEXT_MAX + 1])
-{
-    const struct device_ops *ops = fabric->config.device_ops;
-
-    if (!fabric->config.nodes || strcmp(ops->ordering(fabric->config.device), "events") != 0)
-        return 0;
-    snprintf(text, GW_TEXT_MAX + 1,
-             "a GPU has no 64-bit stream memory operations (gwctl doctor): a job of such GPUs has "
-             "all its ranks on one node");
-    return GW_E_UNIMPLEMENTED;
-}
-
 static int fabric_form(struct fabric *fabric)
 {
     struct nccl_fabric *nccl = nccl_of(fabric);
@@ -148,9 +133,7 @@ static int fabric_form(struct fabric *fabric)
 
     fabric_abort(fabric);
     settle_last(nccl);
-    r = check_order(nccl, text);
-    if (r == 0)
-        r = nccl_library_find(&nccl->library, text);
+    r = nccl_library_find(&nccl->library, text);
     if (r < 0) {
         cuda_fault(nccl->config.device, "%s", text);
         return r;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which ranks are on this node, and what that makes of an op. Loop and issuing threads; the table of
- * nodes is complete before the first op. */
+/* Which ranks are on this node, and what that makes of an op. Loop and issuing threads; the table
+ * of nodes is complete before the first op. */
 #include "daemon/fabric/nccl/nccl.h"
 
 bool nccl_is_here(const struct nccl_fabric *fabric, uint32_t rank)
