@@ -59,7 +59,7 @@ static const char **add(const char **argv, const char *const words[])
 void nodes_launch(const struct nodes *nodes, const struct peer *peer, const struct bench_case *what,
                   const char **argv)
 {
-    static char list[NODES_MAX * 56], ranks[16], devices[40], provider[40];
+    static char list[NODES_MAX * 56], ranks[16], devices[40], provider[40], map[48];
     const char *interface = nodes->list[0].interface;
     bool is_dealt = what->variant == VARIANT_DEALT;
     bool is_openmpi = strcmp(peer->kind->name, "openmpi") == 0;
@@ -68,6 +68,12 @@ void nodes_launch(const struct nodes *nodes, const struct peer *peer, const stru
     /* Hydra deals when it has gone through all hosts; Open MPI when it is told to. */
     hosts(nodes, is_dealt && !is_openmpi ? 1 : each, list, sizeof list);
     (void)snprintf(ranks, sizeof ranks, "%u", what->ranks);
+    /* Open MPI 5 counts slots of addresses by rules of its own: oversubscribed or not, so many are
+     * wanted on each node. */
+    if (is_dealt)
+        (void)snprintf(map, sizeof map, "node:OVERSUBSCRIBE");
+    else
+        (void)snprintf(map, sizeof map, "ppr:%u:node:OVERSUBSCRIBE", each);
     (void)snprintf(devices, sizeof devices, "UCX_NET_DEVICES=%s", interface);
     (void)snprintf(provider, sizeof provider, "FI_TCP_IFACE=%s", interface);
     argv = add(argv, nodes->list[0].enter);
@@ -79,7 +85,7 @@ void nodes_launch(const struct nodes *nodes, const struct peer *peer, const stru
         argv = add(argv, (const char *const[]){
                              "--bind-to", "none", "--mca", "plm_rsh_agent", nodes->agent, "--mca",
                              "btl_tcp_if_include", interface, "--mca", "oob_tcp_if_include",
-                             interface, "--map-by", is_dealt ? "node" : "slot", "-H", list, NULL});
+                             interface, "--map-by", map, "-H", list, NULL});
     else
         argv = add(argv, (const char *const[]){"-launcher", "ssh", "-launcher-exec", nodes->agent,
                                                "-hosts", list, NULL});

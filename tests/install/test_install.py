@@ -92,7 +92,8 @@ def test_nothing_internal_is_installed(tree):
                      or n in ("wire.h", "shm.h", "core.h") or n.startswith("test_"))
     assert not strange
     headers = {p.name for p in files(tree) if p.suffix == ".h"}
-    assert headers == {"gradwire.h", "cuda.h", "deepspeed.h", "errors.h", "mpi.h"}
+    assert headers == {"gradwire.h", "cuda.h", "deepspeed.h", "errors.h", "launch.h",
+                       "mpi.h"}
 
 
 def test_permissions(tree):

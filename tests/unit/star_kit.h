@@ -264,7 +264,7 @@ static inline void raw_expect_close(int fd)
     assert_int_equal(setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit)), 0);
     do {
         n = recv(fd, bytes, sizeof(bytes), 0);
-    } while (n > 0);
+    } while (n > 0 || (n < 0 && errno == EINTR));
     if (n < 0)
         assert_int_equal(errno, ECONNRESET);
 }
