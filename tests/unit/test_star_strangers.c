@@ -2,7 +2,7 @@
 /*
  * Who comes to a root's port without the secret, and who knows it and says nonsense: neither keeps
  * the job's nodes out, and none learns or changes anything.
- * ctest: label=tsan timeout=120 link=gw_star
+ * ctest: timeout=120 link=gw_star
  */
 #include <fcntl.h>
 

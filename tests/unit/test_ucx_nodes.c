@@ -2,7 +2,7 @@
 /*
  * The ucx fabric between nodes: what crosses and how often, tokens of ranks elsewhere, nodes that
  * die, jobs that break and form again, and nodes that do not agree.
- * ctest: label=tsan timeout=150 link=gw_fabric_ucx
+ * ctest: timeout=150 link=gw_fabric_ucx
  */
 #include "tests/unit/ucx_nodes.h"
 
