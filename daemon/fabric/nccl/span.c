@@ -156,32 +156,28 @@ void nccl_span_fill(struct nccl_part *part)
 
 /* ---- what all wait for ----------------------------------------------------------------------- */
 
-/* Nobody's stream goes on before everybody's has come to it. */
-void nccl_span_meet(struct nccl_part *part)
+static void all_reduce(struct nccl_part *part, void *at, uint64_t count, ncclDataType_t type,
+                       ncclRedOp_t how)
 {
-    void *word = part->scratch + NCCL_SCRATCH_BYTES +
-                 (uint32_t)part->op->op.stream * NCCL_WORD_BYTES;
     ncclComm_t comm = *comm_at(part);
 
     part->failed = part->failed || !comm;
-    if (part->failed)
-        return;
-    part->failed = !nccl_settled(part->op->world, part->native->rank, comm_at(part),
-                                 ncclAllReduce(word, word, 1, ncclUint32, ncclMax, comm,
-                                               part->native->stream),
-                                 "ncclAllReduce");
+    if (!part->failed && count > 0)
+        part->failed = !nccl_settled(
+            part->op->world, part->native->rank, comm_at(part),
+            ncclAllReduce(at, at, count, type, how, comm, part->native->stream), "ncclAllReduce");
+}
+
+/* Nobody's stream goes on before everybody's has come to it. */
+void nccl_span_meet(struct nccl_part *part)
+{
+    all_reduce(part,
+               part->scratch + NCCL_SCRATCH_BYTES + (uint32_t)part->op->op.stream * NCCL_WORD_BYTES,
+               1, ncclUint32, ncclMax);
 }
 
 /* Partials of slices elsewhere are zeros here, and 64-bit words add up to what they are. */
 void nccl_span_partials(struct nccl_part *part, void *partials, uint64_t bytes)
 {
-    ncclComm_t comm = *comm_at(part);
-
-    part->failed = part->failed || !comm;
-    if (part->failed || bytes == 0)
-        return;
-    part->failed = !nccl_settled(part->op->world, part->native->rank, comm_at(part),
-                                 ncclAllReduce(partials, partials, bytes / sizeof(uint64_t),
-                                               ncclUint64, ncclSum, comm, part->native->stream),
-                                 "ncclAllReduce");
+    all_reduce(part, partials, bytes / sizeof(uint64_t), ncclUint64, ncclSum);
 }
