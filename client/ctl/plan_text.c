@@ -492,8 +492,10 @@ static void print_top(const struct plan_report *report)
         (void)printf("groups     %u beside all ranks: first the sums over those that rank %u is "
                      "in, then each\n",
                      report->groups.count, args->rank);
-    if (args->nodes > 1 || args->ranks > GW_RANKS_MAX)
-        (void)printf("           (this release runs one node of at most %u ranks)\n", GW_RANKS_MAX);
+    if (args->ranks > GW_RANKS_MAX)
+        (void)printf("           (this release runs jobs of at most %u ranks)\n", GW_RANKS_MAX);
+    (void)printf("sums       exact: the fixed tree over ranks, in fp32 (order fabric, NCCL's own, "
+                 "has the same calls and payload)\n");
     human_bytes(options->bucket_bytes, bytes, sizeof(bytes));
     (void)printf("buckets    %s, slices aligned to %u bytes, %u ring slots\n", bytes,
                  options->shard_align_bytes, options->ring_slots);

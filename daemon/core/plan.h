@@ -27,7 +27,7 @@
 #include "gradwire/gradwire.h"
 
 #define PLAN_OPTIMIZER_ARRAYS 2u  /* Adam's two fp32 moments */
-#define PLAN_WORLD_MAX (1u << 20) /* ranks of a plan; one node of a job takes GW_RANKS_MAX */
+#define PLAN_WORLD_MAX (1u << 20) /* ranks of a plan; a job takes GW_RANKS_MAX */
 
 struct plan_request {
     const struct layout_param *params;

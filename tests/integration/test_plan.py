@@ -183,8 +183,11 @@ def test_text_shows_both_modes_estimates_and_units(model):
                  "--link", "25GB", "--link", "1e9").stdout
     for words in ("stage 0     stage 1     stage 2     stage 3", "memory, accumulate local",
                   "memory, accumulate shard", "estimate at 23.3 GiB/s", "cross-node", "padding",
-                  "Adam: two fp32 moments", "fetch units of stage 3", "embed", "ln_f"):
+                  "Adam: two fp32 moments", "fetch units of stage 3", "embed", "ln_f",
+                  "sums       exact: the fixed tree"):
         assert words in text, text
+    assert "this release" not in text
+    assert "at most 64 ranks" in gwctl("--model", model, "--ranks", 65, *BUCKET).stdout
     one = gwctl("--model", model, "--ranks", 4, *BUCKET, "--stage", 2).stdout
     assert "stage 2" in one and "stage 1" not in one and "buckets of stage 2" in one
 
