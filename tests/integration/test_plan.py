@@ -17,7 +17,7 @@ import gw
 from conftest import GWCTL, SLOWER
 from planning import (RUNS, STEPS, assert_memory, expected, gwctl, one_run, plan, planned,
                       run_options, write_model)
-from models import KNOWN, gpt2  # noqa: I001 (planning knows where)
+from models import KNOWN, gpt2, roberta  # noqa: I001 (planning knows where)
 
 EX_USAGE, EX_DATAERR, EX_NOINPUT, EX_CONFIG = 64, 65, 66, 78
 BUCKET = ["--bucket", "4000"]
@@ -162,8 +162,9 @@ def check_run(run, result, stage, want):
     assert_memory(memory, overflow, stage["memory_bytes"], want, run)
 
 
-def test_a_real_run_counts_what_was_planned(daemon, tmp_path):
-    rows = gpt2(16, 67, 9)
+@pytest.mark.parametrize("rows", [gpt2(16, 67, 9), roberta(16, 157, 9, 2)],
+                         ids=["gpt2-345m-1layer", "roberta-10b"])  # scaled down
+def test_a_real_run_counts_what_was_planned(daemon, tmp_path, rows):
     path = write_model(tmp_path / "m.tsv", rows)
     ranks = gw.run(WORLD, all_runs, str(daemon.socket), str(tmp_path), rows,
                    timeout=240 * SLOWER)
