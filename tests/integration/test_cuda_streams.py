@@ -349,6 +349,42 @@ def test_order_fabric_is_repeatable_near_and_not_the_hosts_bits(where):
     assert first != exact, "order=fabric passes the test of the host's bits"
 
 
+def halved(rank, world, where, dtype, stage, repeats):
+    """Rank's reduced gradient, as (offset, values), of each repeat, and its contributions."""
+    job = join(rank, world, where)
+    job.param("p0", N, dtype=dtype, grad_dtype=dtype)
+    job.seal(stage=stage, bucket_bytes=N * 4, order=1)
+    rng = random.Random(60 + rank)
+    mine = [gw.from_half(gw.to_half(rng.uniform(-1, 1), dtype), dtype) for _ in range(N)]
+    got = []
+    for _ in range(repeats):
+        job.put(0, mine, dtype=dtype)
+        job.step_end()
+        job.wait_step()
+        got.append([(s.bucket_offset, list(s.grads[0:s.valid_numel])) for s in job.spans()])
+    job.barrier()
+    job.close()
+    return mine, got
+
+
+@pytest.mark.seeds(1)
+@pytest.mark.parametrize("stage, dtype, step", [(0, gw.FP16, 2.0 ** -11), (2, gw.BF16, 2.0 ** -8)])
+def test_order_fabric_rounds_halves_at_each_hop(where, stage, dtype, step):
+    """Within a rounding of the type for each addition, and not what rounding once gives."""
+    world, differ = 4, 0
+    ranks = gw.run(world, halved, world, plain(where), dtype, stage, 2)
+    sent = [mine for mine, _ in ranks]
+    for _, (first, again) in ranks:
+        assert first == again, "not repeatable"
+        for offset, values in first:
+            for i, value in enumerate(values, offset):
+                exact = gw.f32(gw.f32(1.0 / world) * gw.tree_sum([mine[i] for mine in sent]))
+                size = sum(abs(mine[i]) for mine in sent) / world
+                assert abs(value - exact) <= (world - 1) * step * size, i
+                differ += value != exact
+    assert differ > N // 2, "order=fabric sums halves as order=exact does"
+
+
 def test_order_exact_has_the_hosts_bits(where):
     world = 4
     ranks = gw.run(world, reduced, world, plain(where), 0, 2)
