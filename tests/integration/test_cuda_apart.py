@@ -120,6 +120,17 @@ def test_doctor_tells_what_gpus_do_for_each_other_and_the_host(gpus, monkeypatch
     assert "ncclCommWindowRegister" in found["NCCL"]["advice"]
 
 
+def test_doctor_tries_what_is_exported(gpus):
+    assert not [name for name in doctor() if name.endswith(" sharing")]
+    gpus.control("inject", "no-ipc")
+    found = doctor()
+    for gpu in range(WORLD):
+        point = found[f"GPU {gpu} sharing"]
+        assert (point["verdict"], point["found"]) == (
+            "warn", "memory cannot be exported by CUDA IPC")
+        assert "staging buffer" in point["advice"]
+
+
 def test_doctor_takes_a_node_without_driver_as_one_for_host_jobs(gpus, monkeypatch):
     """The plug-in and its libraries load; without a server, the doubles have no driver."""
     monkeypatch.setenv("FAKEGPU_SOCKET", "/nonexistent/gpu")
