@@ -23,6 +23,7 @@
 #define TIMEOUT_DEFAULT_NS (30 * CLOCK_SECOND)
 #define JOIN_DEFAULT_NS (300 * CLOCK_SECOND)
 #define OP_DEFAULT_NS (1800 * CLOCK_SECOND)
+#define AGAIN_NS (50 * CLOCK_MS)
 #define LEAVE_NS (1 * CLOCK_SECOND) /* for the last message when there is no room */
 
 /* Relaxed: the flag is set in a new process before any call of it can run. */
@@ -328,6 +329,36 @@ static void join_message(const struct gw_job_options *o, const struct gw_job_id 
     }
 }
 
+/* A handle that has its welcome. An engine that is ending, or cannot take one more now, says so
+ * (GW_E_AGAIN): then once more. */
+static int welcomed(const struct gw_job_options *o, const struct connect_to *to, int64_t deadline,
+                    gw_job **ret_job)
+{
+    const struct timespec pause = clock_timespec(AGAIN_NS);
+    gw_job *job = NULL;
+    int r;
+
+    for (;;) {
+        r = job_new(o->device, &job);
+        if (r < 0)
+            return r;
+        r = connect_path(job, o->socket_path);
+        if (r == 0)
+            r = connect_open(job, to, deadline);
+        if (r == 0)
+            break;
+        job = gw_job_close(job);
+        if (r != GW_E_AGAIN || clock_now() + AGAIN_NS > deadline)
+            return r;
+        nanosleep(&pause, NULL);
+    }
+    job->rank = o->rank;
+    job->world = o->world;
+    job->timeout_ns = o->timeout_ns;
+    *ret_job = job;
+    return 0;
+}
+
 /* Both ways into a job: the same handshake, then one request that differs. The message holds the
  * job's secret, so it is wiped. */
 static int start(const struct gw_job_options *options, const struct gw_job_id *id, gw_job **ret_job)
@@ -344,26 +375,20 @@ static int start(const struct gw_job_options *options, const struct gw_job_id *i
                      "gw_job_options");
     if (r == 0)
         r = check_options(&o);
-    if (r == 0)
-        r = job_new(o.device, &job);
     if (r < 0)
         return r;
-    job->rank = o.rank;
-    job->world = o.world;
-    job->timeout_ns = o.timeout_ns;
     deadline = clock_deadline(o.timeout_ns);
-    memset(&msg, 0, sizeof(msg));
-    if (id) {
+    if (id)
         to = job_of(id);
+    r = welcomed(&o, &to, deadline, &job);
+    if (r < 0)
+        return r;
+    memset(&msg, 0, sizeof(msg));
+    if (id)
         join_message(&o, id, &msg);
-    } else {
+    else
         create_message(&o, &msg);
-    }
-    r = connect_path(job, o.socket_path);
-    if (r == 0)
-        r = connect_open(job, &to, deadline);
-    if (r == 0)
-        r = channel_request(&job->channel, &msg, WIRE_JOINED, CHANNEL_PARK_NONE, deadline, &reply);
+    r = channel_request(&job->channel, &msg, WIRE_JOINED, CHANNEL_PARK_NONE, deadline, &reply);
     if (r == 0)
         r = take_joined(job, &reply);
     sodium_memzero(&msg, sizeof(msg));

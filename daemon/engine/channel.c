@@ -139,12 +139,15 @@ int channel_start(struct engine *engine)
     return 0;
 }
 
-/* Who was on the way when the job ended is told so. After the shutdown gradwired's next hand-over
- * fails, so none is lost between this and the process's end. */
+/* Who was on the way when the job ended is told so; a job of other nodes may go on, and gradwired
+ * has another engine for who comes again. After the shutdown gradwired's next hand-over fails, so
+ * none is lost between this and the process's end. */
 void channel_refuse(struct engine *engine, int code, const char *text)
 {
     struct packet *packet = &engine->packet;
 
+    if (engine->options.follow)
+        code = GW_E_AGAIN;
     if (!engine->channel)
         return;
     (void)shutdown(watch_fd(engine->channel), SHUT_RD);

@@ -141,7 +141,8 @@ unsigned engines_count_user(const struct supervisor *sup, uid_t uid)
 
 /* ---- clients ------------------------------------------------------------------------------- */
 
-static void hand_over(struct engine *engine, struct peer *peer, const uint8_t *hello,
+/* False: the engine is ending, and so is its channel. Else the peer is freed. */
+static bool hand_over(struct engine *engine, struct peer *peer, const uint8_t *hello,
                       size_t hello_bytes)
 {
     struct wire_msg msg = {.type = WIRE_HANDOVER};
@@ -150,18 +151,21 @@ static void hand_over(struct engine *engine, struct peer *peer, const uint8_t *h
     msg.u.handover.hello = hello;
     msg.u.handover.hello_bytes = hello_bytes;
     r = packet_send_msg(watch_fd(engine->channel), &msg, watch_fd(peer->watch));
+    if (r == GW_E_IO && (errno == EPIPE || errno == ECONNRESET))
+        return false;
     if (r == 0)
         (void)peer_free(peer); /* the engine has its own descriptor now */
     else
         peer_close(peer, GW_E_AGAIN,
                    "the job's engine takes no new connections now; try again later");
+    return true;
 }
 
 void engine_take_client(struct engine *engine, struct peer *peer, const struct packet *packet)
 {
-    if (engine->state == ENGINE_LIVE) {
-        hand_over(engine, peer, packet->data, packet->bytes);
-    } else if (engine->waiting_count >= SUP_WAITING_MAX) {
+    if (engine->state == ENGINE_LIVE && hand_over(engine, peer, packet->data, packet->bytes))
+        return;
+    if (engine->waiting_count >= SUP_WAITING_MAX) {
         peer_close(peer, GW_E_LIMIT, "too many clients wait for this job's engine");
     } else if (peer_wait(peer, engine, packet) < 0) {
         peer_close(peer, GW_E_NOMEM, "no memory for another client");
@@ -291,8 +295,9 @@ static void on_ready(struct engine *engine, const struct wire_msg *msg, struct p
     engine->attempts = 0;
     alarm_clear(engine->alarm);
     fd_close(&engine->report_fd);
-    while ((peer = TAILQ_FIRST(&engine->waiting)) != NULL)
-        hand_over(engine, peer, peer->hello, peer->hello_bytes);
+    while ((peer = TAILQ_FIRST(&engine->waiting)) != NULL &&
+           hand_over(engine, peer, peer->hello, peer->hello_bytes)) {
+    }
     if (engine->ending)
         engine_end(engine);
 }
@@ -411,13 +416,35 @@ void engine_kill(struct engine *engine)
         (void)syscall(SYS_pidfd_send_signal, watch_fd(engine->process), SIGKILL, NULL, 0);
 }
 
+/* A job of other nodes may go on without its engine here: who came while that one was ending is
+ * not told of its end. */
+static void keep_waiting(struct engine *engine, struct peer_list *ret_peers)
+{
+    struct peer *peer;
+
+    TAILQ_INIT(ret_peers);
+    if (!engine->follows || !engine->tag_known || engine->sup->stopping)
+        return;
+    TAILQ_CONCAT(ret_peers, &engine->waiting, wait_link);
+    TAILQ_FOREACH(peer, ret_peers, wait_link) {
+        peer->engine = NULL;
+    }
+}
+
 void engine_gone(struct engine *engine)
 {
     struct supervisor *sup = engine->sup;
+    struct peer_list peers;
+    struct peer *peer;
 
     if (engine->tag_known)
         log_info("job %s of user %u ended", engine->entry, engine->uid);
     rundir_entry_remove(sup->dir, engine->entry);
+    keep_waiting(engine, &peers);
     (void)engine_free(engine);
+    while ((peer = TAILQ_FIRST(&peers)) != NULL) {
+        TAILQ_REMOVE(&peers, peer, wait_link);
+        request_again(peer);
+    }
     supervisor_engine_gone(sup);
 }

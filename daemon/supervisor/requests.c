@@ -9,6 +9,7 @@
  *   an unknown type                       DONE{UNIMPLEMENTED}; anything else ends the connection
  */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -251,4 +252,17 @@ void request_handle(struct peer *peer)
         handle_message(peer, msg, packet);
     }
     (void)wire_free(msg);
+}
+
+void request_again(struct peer *peer)
+{
+    struct packet *packet = &peer->sup->packet;
+
+    memcpy(packet->data, peer->hello, peer->hello_bytes);
+    packet->bytes = peer->hello_bytes;
+    packet->fd_count = 0;
+    free(peer->hello);
+    peer->hello = NULL;
+    peer->state = PEER_HALF_OPEN;
+    request_handle(peer);
 }

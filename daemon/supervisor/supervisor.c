@@ -194,6 +194,7 @@ static int listen_all(struct supervisor *sup, char *error, size_t error_bytes)
 static int start_signals(struct supervisor *sup, uv_signal_t handles[SIGNALS])
 {
     (void)signal(SIGPIPE, SIG_IGN);
+    (void)signal(SIGCHLD, SIG_DFL); /* ignored, as we may have got it, children reap themselves */
     for (size_t i = 0; i < SIGNALS; i++) {
         if (uv_signal_init(sup->loop, &handles[i]) < 0 ||
             uv_signal_start(&handles[i], on_signal, signals[i]) < 0)

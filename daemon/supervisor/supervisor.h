@@ -16,6 +16,7 @@
  *                            --other--> ASKING (status, jobs, drain, stop)
  *   engine    STARTING --ENGINE_READY--> LIVE --exit--> gone   (follows: of another node's job)
  *             ADOPTING --ENGINE_READY--> LIVE --channel lost--> ADOPTING
+ *             gone, and it followed another node's job: who waited for it gets a new one
  */
 #ifndef GW_SUPERVISOR_SUPERVISOR_H
 #define GW_SUPERVISOR_SUPERVISOR_H
@@ -122,6 +123,8 @@ int peer_wait(struct peer *peer, struct engine *engine, const struct packet *pac
 
 /* Acts on the packet in sup->packet. May free the peer. */
 void request_handle(struct peer *peer);
+/* The peer's HELLO once more: the engine that it waited for has gone. Uses sup->packet. */
+void request_again(struct peer *peer);
 
 /* ---- engines.c ---- */
 
@@ -171,7 +174,7 @@ void engine_forget_client(struct engine *engine, struct peer *peer);
 /* Tells it to end; by force after SUP_ENGINE_END_NS. */
 void engine_end(struct engine *engine);
 void engine_kill(struct engine *engine);
-/* Process and lock are gone: removes entry and record. */
+/* Process and lock are gone: removes entry and record. Uses sup->packet. */
 void engine_gone(struct engine *engine);
 
 /* ---- spawn.c ---- */

@@ -4,8 +4,10 @@
 
 $GRADWIRE_FAKE is what it does wrong: mute, die, refuse, garbage, deaf (takes no adoption),
 stubborn (does not end when told), stray (follows no tag that it was given), hostile (scribbles over
-its statistics page), older (its page ends before cross_node_bytes). With "hold " before it, it
-first waits for a file beside the runtime directory, <directory>.go.
+its statistics page), older (its page ends before cross_node_bytes), closing and closed (when it
+ends it takes nothing more from its channel, or closes it, makes a file beside the runtime
+directory, <directory>.ending, and ends when there is another, <directory>.go). With "hold " before
+it, it first waits for that other.
 It ends --linger-ns after its last client has left.
 """
 import argparse
@@ -176,6 +178,15 @@ def main():
     engine.show()
     while engine.turn():
         pass
+    if MODE == "closing":
+        engine.channel.sock.shutdown(socket.SHUT_RD)
+    elif MODE == "closed":
+        engine.channel.sock.close()
+    if MODE in ("closing", "closed"):
+        with open(engine.go.removesuffix("go") + "ending", "w", encoding="ascii"):
+            pass
+        while not os.path.exists(engine.go):
+            time.sleep(0.01)
 
 
 main()

@@ -7,7 +7,6 @@ ctest: label=nodes timeout=300
 import collections
 import pathlib
 import threading
-import time
 
 import pytest
 
@@ -75,21 +74,9 @@ def test_ranks_of_several_nodes_meet_by_the_id(make_nodes, tmp_path, places):
         daemon.assert_idle()
 
 
-def attach_again(rank, places, where):
-    """The engine that was refused may still be going."""
-    deadline = time.monotonic() + 30 * SLOWER
-    while True:
-        try:
-            return attach(rank, places, where)
-        except gw.Error as error:
-            going = error.name in ("GW_E_AGAIN", "GW_E_ENGINE_LOST")
-            if not going or time.monotonic() > deadline:
-                raise
-        time.sleep(0.05)
-
-
 def refused_rank(rank, places, where, change):
-    """Rank 1 joins with what `change` made of the id, and says how it is refused; then rightly."""
+    """Rank 1 joins with what `change` made of the id, and says how it is refused; then rightly, at
+    once: the engine that was refused is still ending."""
     if rank == 0:
         job = attach(rank, places, where)
         job.wait_ready(60 * S)
@@ -103,7 +90,7 @@ def refused_rank(rank, places, where, change):
     with pytest.raises(gw.Error) as refused:
         gw.Job(rank, len(places), socket=where["sockets"][places[rank]], job_id=wrong,
                join_timeout_ns=20 * S).wait_ready(20 * S)
-    job = attach_again(rank, places, where)
+    job = attach(rank, places, where)
     job.wait_ready(60 * S)
     job.close()
     return refused.value.name, refused.value.text

@@ -31,10 +31,11 @@ def engine_of(client):
 
 @pytest.fixture
 def go(runtime_dir):
-    """The file that an engine waits for in mode "hold"."""
+    """The file that an engine waits for in the modes "hold", "closing" and "closed"."""
     path = runtime_dir.with_name(runtime_dir.name + ".go")
     yield path
     path.unlink(missing_ok=True)
+    path.with_suffix(".ending").unlink(missing_ok=True)
 
 
 def test_the_first_that_names_the_tag_starts_an_engine_for_all(make_daemon):
@@ -110,6 +111,40 @@ def test_if_it_ends_before_it_is_ready_all_that_wait_hear_why(make_daemon, go, m
             close = client.wait_closed()
             assert close.code == code and words in close.reason, close
         daemon.assert_idle(60)
+
+
+@pytest.mark.parametrize("mode", ["closing", "closed"])
+def test_who_comes_while_it_ends_waits_for_the_next_one(make_daemon, go, mode):
+    """One engine for all of them; until then nobody is told anything."""
+    with make_daemon(mode) as daemon:
+        first = knock(daemon)
+        pid = engine_of(first)
+        first.close()
+        until(go.with_suffix(".ending").exists, what="an engine that is ending")
+        clients = [knock(daemon) for _ in range(4)]
+        clients.pop().close()  # it has had enough
+        assert daemon.engines() == [pid], daemon.log()
+        with pytest.raises(TimeoutError):
+            clients[0].receive(0.2)
+        go.touch()
+        pids = {engine_of(client) for client in clients}
+        assert pids == set(daemon.engines()) and pid not in pids, daemon.log()
+        for client in clients:
+            client.close()
+
+
+def test_while_gradwired_drains_nobody_gets_the_next_one(make_daemon, go):
+    with make_daemon("closed") as daemon:
+        engine_of(first := knock(daemon))
+        first.close()
+        until(go.with_suffix(".ending").exists, what="an engine that is ending")
+        with wire.Connection.to(daemon.admin_socket) as admin:
+            admin.send(wire.frame("DRAIN", 1))
+            until(lambda: daemon.status()["draining"])
+            with knock(daemon) as late:
+                go.touch()
+                assert late.wait_closed().code == "DRAINING"
+            assert admin.receive().code == "OK"
 
 
 def test_limits_are_those_of_a_new_job(make_daemon):

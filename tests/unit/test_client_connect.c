@@ -400,6 +400,32 @@ static void what_is_no_job_is_refused_without_a_daemon(void **state)
     assert_null(job);
 }
 
+static void *serve_once_and_again(void *user)
+{
+    static const struct scenario ending = {
+        .hello_code = GW_E_AGAIN, .hello_text = "the job's engine is ending"};
+
+    (void)user;
+    (void)serve((void *)(uintptr_t)&ending);
+    return serve((void *)(uintptr_t)&scenarios[0]);
+}
+
+static void who_is_told_to_come_again_does(void **state)
+{
+    struct gw_job_options options = {
+        .struct_size = sizeof(options), .socket_path = path, .world = 1};
+    size_t before = open_descriptors();
+    gw_job *job = NULL;
+    pthread_t thread;
+
+    (void)state;
+    assert_int_equal(pthread_create(&thread, NULL, serve_once_and_again, NULL), 0);
+    assert_int_equal(gw_job_create(&options, &job), 0);
+    gw_job_close(job);
+    pthread_join(thread, NULL);
+    assert_int_equal(open_descriptors(), before);
+}
+
 static void a_free_without_an_answer_leaves_the_buffer(void **state)
 {
     struct gw_job_options options = {
@@ -448,6 +474,7 @@ int main(void)
         cmocka_unit_test(who_joins_says_whether_the_job_spans_nodes),
         cmocka_unit_test(the_creator_says_how_many_nodes),
         cmocka_unit_test(what_is_no_job_is_refused_without_a_daemon),
+        cmocka_unit_test(who_is_told_to_come_again_does),
         cmocka_unit_test(a_free_without_an_answer_leaves_the_buffer),
     };
 
