@@ -24,6 +24,7 @@
 
 #define RECONNECT_NS 50000000ull
 #define EXIT_GRACE_NS 500000000ull
+#define REAP_AGAIN_NS 20000000ull
 
 /* ---- record -------------------------------------------------------------------------------- */
 
@@ -41,12 +42,16 @@ __attribute__((format(printf, 3, 4))) static void set_end(struct engine *engine,
     va_end(list);
 }
 
+static void on_process(void *owner, int events);
+
 static void on_alarm(void *owner)
 {
     struct engine *engine = owner;
     struct peer *peer;
 
-    if (engine->ending && engine->process != NULL) {
+    if (engine->unreaped) {
+        on_process(engine, 0);
+    } else if (engine->ending && engine->process != NULL) {
         log_warning("engine %d did not end when told; killing it", (int)engine->pid);
         engine_kill(engine);
     } else if (engine->state == ENGINE_STARTING) {
@@ -376,8 +381,13 @@ static void on_process(void *owner, int events)
     int status = 0;
 
     (void)events; /* a pidfd is readable once its process has ended */
-    if (engine->child && waitpid(engine->pid, &status, WNOHANG) != engine->pid)
+    if (engine->child && waitpid(engine->pid, &status, WNOHANG) == 0) {
+        /* Who traces it has it first. The pidfd stays readable, and would keep us busy. */
+        (void)watch_events(engine->process, 0);
+        engine->unreaped = true;
+        alarm_set(engine->alarm, REAP_AGAIN_NS);
         return;
+    }
     if (engine->child)
         describe_exit(engine, status);
     if (engine->state == ENGINE_STARTING)

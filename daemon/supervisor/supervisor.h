@@ -138,8 +138,9 @@ struct engine {
     uint8_t tag[TAG_BYTES];
     bool tag_known; /* it has said so, or its entry's name does */
     bool follows;   /* started for the tag: others may come for it before it is ready */
-    bool child;  /* ours to reap */
-    bool ending; /* told to end */
+    bool child;    /* ours to reap */
+    bool unreaped; /* it has ended, but somebody traces it */
+    bool ending;   /* told to end */
     uid_t uid;
     pid_t pid; /* 0: not known (yet) */
     uint64_t started_ns;

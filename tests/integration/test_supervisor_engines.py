@@ -3,6 +3,7 @@
 
 ctest: timeout=300
 """
+import ctypes
 import os
 import resource
 import signal
@@ -140,6 +141,49 @@ def test_an_engine_that_was_killed_is_forgotten_and_its_entry_removed(make_daemo
 
 
 # ---- restart -------------------------------------------------------------------------------------
+
+
+def ticks(pid):
+    """Of the processor's time that the process has had, 100 a second."""
+    with open(f"/proc/{pid}/stat", encoding="ascii") as file:
+        fields = file.read().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
+
+
+def test_the_end_of_an_engine_that_somebody_traces_is_waited_for_in_peace(make_daemon):
+    """The tracer hears of it first; until then its parent cannot reap it, though it has ended."""
+    seize = 0x4206
+    libc = ctypes.CDLL(None, use_errno=True)
+    with make_daemon() as daemon:
+        client, pid = new_job(daemon)
+        if libc.ptrace(seize, pid, None, None) < 0:
+            pytest.skip(f"no process may be traced here: {os.strerror(ctypes.get_errno())}")
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: not running(pid), what="the engine's end")
+        before = ticks(daemon.pid)
+        time.sleep(1)
+        assert ticks(daemon.pid) - before < 30, "gradwired is busy with nothing"
+        assert len(daemon.entries()) == 1
+        assert os.waitpid(pid, 0)[0] == pid
+        daemon.assert_idle()
+        assert "killed by signal 9" in daemon.log()
+        client.close()
+
+
+class Heedless(Daemon):
+    """Started by who wants to hear of no child's end: then the kernel reaps them by itself."""
+
+    def command(self):
+        return ["env", "--ignore-signal=CHLD", *super().command()]
+
+
+def test_whoever_started_gradwired_it_hears_of_its_engines_ends(runtime_dir, fake_engine):
+    with serving(Heedless(runtime_dir, engine=fake_engine)) as daemon:
+        client, pid = new_job(daemon)
+        os.kill(pid, signal.SIGKILL)
+        daemon.assert_idle()
+        assert "killed by signal 9" in daemon.log()
+        client.close()
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
