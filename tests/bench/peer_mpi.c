@@ -325,8 +325,7 @@ int main(int argc, char **argv)
 #ifdef PEER_ONECCL
     peer_oneccl_end();
 #endif
-    /* MPICH 4.0 over UCX and TCP, with ranks of a node that also talk to another, may wait here for
-     * ever: all has been said by then. */
+    /* MPICH 4.0 over UCX and TCP may wait here for ever: all has been said by then. */
     (void)fflush(stdout);
     (void)signal(SIGALRM, end_now);
     (void)alarm(FINALIZE_S);

@@ -87,7 +87,7 @@ def processes(path):
 
 def environment(place, **more):
     env = {k: v for k, v in os.environ.items()
-           if not k.startswith("GRADWIRE_") and k != "LD_PRELOAD"}
+           if not k.startswith("GRADWIRE_") and k not in ("LD_PRELOAD", "UCX_TLS")}
     return {**env, "TMPDIR": str(place), **more}
 
 
@@ -262,12 +262,13 @@ def test_peers_that_were_brought(place):
             assert set(PRIVATE) < {r["system"] for r in got if r["dtype"] == dtype}
 
 
-def double_of_gloo(tmp_path, says):
+def double_of_gloo(tmp_path, says, exit_code=0):
     """A private directory with a Python that, asked for a round, says that."""
     python = tmp_path / "bin/python3"
     python.parent.mkdir()
     lines = "\n".join(says)
-    python.write_text(f"#!/bin/sh\n[ $# -gt 3 ] || exit 0\ncat <<'END'\n{lines}\nEND\n")
+    python.write_text(f"#!/bin/sh\n[ $# -gt 3 ] || exit 0\ncat <<'END'\n{lines}\nEND\n"
+                      f"exit {exit_code}\n")
     python.chmod(0o755)
     return tmp_path
 
@@ -292,6 +293,12 @@ def test_what_a_peer_lacks_is_told_once_and_has_no_row(place, tmp_path):
     done = gloo(place, tmp_path, ["version gloo 7", "lacks such sums"])
     assert done.stderr.count("gloo has no all-reduce of fp32: such sums") == 1
     assert "gloo" not in {r["system"] for r in json.loads(done.stdout)["rows"]}
+
+
+def test_a_peer_that_fails_after_all_is_said_has_its_row(place, tmp_path):
+    root = double_of_gloo(tmp_path, ["version g", "iterations 1", "ns 1000", "ok"], exit_code=9)
+    found = rows(place, "all-reduce", "--peers", "--peers-dir", root, *TINY)
+    assert [r["p50_us"] for r in found if r["system"] == "gloo"] == [1.0]
 
 
 @pytest.mark.parametrize("says, code, told", [

@@ -92,6 +92,7 @@ def test_a_sanitizer_report_fails(build, tmp_path):
     (tmp_path / "reports").mkdir()
     (tmp_path / "reports/asan.1").write_text("==1==ERROR: LeakSanitizer\n")
     (tmp_path / "reports/asan.2").write_text("")
+    (tmp_path / "reports/asan.3").write_text("==3==Unable to get registers from thread 2.\n")
     (tmp_path / "ctest.xml").write_text(
         '<testsuite><testcase name="a" status="run"><system-out/></testcase></testsuite>')
     code, lines = summary(f"x={tmp_path}")
