@@ -173,6 +173,17 @@ void nodes_text(const struct nodes *nodes, uint32_t node, struct text *text)
     ranks_text(nodes, node, text);
 }
 
+/* While it is connected to. */
+static void tell_wait(struct engine *engine, const struct job_address *address)
+{
+    char at[64];
+
+    star_address_text(address, at, sizeof(at));
+    snprintf(engine->wait, sizeof(engine->wait), "connecting to the job's first engine, at %s", at);
+    log_line("%s", engine->wait);
+    stats_touch(engine);
+}
+
 static void tell_not_arrived(struct nodes *nodes, int code, const char *why)
 {
     struct job_address address;
@@ -342,6 +353,7 @@ static void node_on_message(struct nodes *nodes, const struct wire_msg *msg)
         nodes_note(nodes, msg);
     if (msg->type == WIRE_STAR_NODE && msg->u.star_node.node == nodes->table.own) {
         nodes->ready = true;
+        engine->wait[0] = 0;
         nodes->arrived(engine, 0, "");
     }
 }
@@ -478,6 +490,7 @@ int nodes_follow(struct engine *engine, nodes_arrived_fn *arrived, struct nodes 
         nodes_free(nodes);
         return r;
     }
+    tell_wait(engine, &address);
     *ret_nodes = nodes;
     return 0;
 }

@@ -44,9 +44,10 @@ struct star_callbacks {
     void (*joined)(void *user, uint32_t peer, const char *from);
     void (*message)(void *user, uint32_t peer, const uint8_t *bytes, size_t count);
     /* Nothing more comes from the peer. Nodes: also if the root was never reached; code says why:
-     * GW_E_NOT_FOUND (nobody listens there), GW_E_DENIED (it does not know the secret, or takes no
-     * more nodes), GW_E_VERSION, GW_E_TIMEOUT, GW_E_PEER_LOST, GW_E_PROTOCOL, GW_E_LIMIT (too much
-     * waited). text: what happened, without who. */
+     * GW_E_NOT_FOUND (nobody listens there, which a second's refusals show; or it cannot be
+     * reached), GW_E_DENIED (it does not know the secret, or takes no more nodes), GW_E_VERSION,
+     * GW_E_TIMEOUT, GW_E_PEER_LOST, GW_E_PROTOCOL, GW_E_LIMIT (too much waited). text: what
+     * happened, without who. */
     void (*lost)(void *user, uint32_t peer, int code, const char *text);
     void *user;
 };

@@ -12,6 +12,8 @@
 #define BACKLOG 1024
 #define RETRY_FIRST_NS 10000000ull /* doubled */
 #define RETRY_MOST_NS 160000000ull
+/* The root listens before anybody has its id: refused for so long, it is there no more. */
+#define REFUSED_NS 1000000000ull
 
 /* ---- root ------------------------------------------------------------------------------------ */
 
@@ -116,19 +118,30 @@ void star_known(struct star *star, struct star_conn *conn)
 
 /* ---- node ------------------------------------------------------------------------------------ */
 
+static void not_connected(struct star_conn *conn, int status)
+{
+    struct star *star = conn->star;
+
+    if (status != UV_ECONNREFUSED)
+        star->refused_ns = 0;
+    else if (star->refused_ns == 0)
+        star->refused_ns = uv_hrtime();
+    star->error = status;
+    if (status != UV_ETIMEDOUT)
+        conn->failure = GW_E_NOT_FOUND;
+    star_conn_close(conn);
+}
+
 static void on_connect(uv_connect_t *request, int status)
 {
     struct star_conn *conn = request->handle->data;
 
     if (conn->closing)
         return;
-    if (status == 0) {
+    if (status == 0)
         star_conn_begin(conn);
-        return;
-    }
-    if (status != UV_ETIMEDOUT)
-        conn->failure = GW_E_NOT_FOUND;
-    star_conn_close(conn);
+    else
+        not_connected(conn, status);
 }
 
 /* How long one attempt may take: while the root is being missed, several must find room. */
@@ -148,9 +161,14 @@ static void give_up(struct star_peer *peer, int failure)
     char buffer[GW_TEXT_MAX + 1];
     struct text text = TEXT(buffer);
 
-    if (failure == GW_E_NOT_FOUND)
+    if (failure == GW_E_NOT_FOUND && peer->star->error == UV_ECONNREFUSED)
         text_add(&text,
                  "nobody listens there: has the job ended, or does a firewall refuse its port?");
+    else if (failure == GW_E_NOT_FOUND)
+        text_add(&text,
+                 "it cannot be reached (%s): is it on a network that this node has too? Else set "
+                 "star_interface where the job is created",
+                 uv_strerror(peer->star->error));
     else if (failure == GW_E_DENIED)
         text_add(&text, "who listens there does not know the job's secret: is the id an old one?");
     else if (failure == GW_E_VERSION)
@@ -186,6 +204,12 @@ static void again(struct star *star, struct star_peer *peer, int failure)
         give_up(peer, failure);
         return;
     }
+    if (failure != GW_E_NOT_FOUND)
+        star->refused_ns = 0;
+    if (!peer->joined && star->refused_ns && now_ns - star->refused_ns >= REFUSED_NS) {
+        give_up(peer, failure);
+        return;
+    }
     /* The last attempts have little time: their silence says less than a refusal. */
     if (failure != GW_E_TIMEOUT || !star->failure)
         star->failure = failure;
@@ -208,6 +232,7 @@ void star_connect(struct star *star)
     struct star_peer *peer = star->peers;
     struct sockaddr_storage to;
     struct star_conn *conn;
+    int r;
 
     if (star_conn_new(star, &conn) < 0) {
         again(star, peer, GW_E_NOMEM);
@@ -218,8 +243,7 @@ void star_connect(struct star *star)
     star_address_text(&star->to, conn->from, sizeof(conn->from));
     star_conn_wait(conn, attempt_ns(star, peer));
     (void)star_address_socket(&star->to, &to);
-    if (uv_tcp_connect(&conn->connect, &conn->tcp, (struct sockaddr *)&to, on_connect) != 0) {
-        conn->failure = GW_E_NOT_FOUND;
-        star_conn_close(conn);
-    }
+    r = uv_tcp_connect(&conn->connect, &conn->tcp, (struct sockaddr *)&to, on_connect);
+    if (r != 0)
+        not_connected(conn, r);
 }

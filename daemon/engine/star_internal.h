@@ -126,7 +126,9 @@ struct star {
     /* Node. */
     struct job_address to;
     uint64_t session, give_up_ns, retry_ns;
-    int failure; /* of the attempts so far */
+    uint64_t refused_ns; /* since when attempts have been refused; 0: the last was not */
+    int failure;         /* of the attempts so far */
+    int error;           /* libuv's, of the last that did not connect */
 };
 
 /* ---- star.c ---------------------------------------------------------------------------------- */

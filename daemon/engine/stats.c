@@ -33,30 +33,38 @@ static void write_figures(struct engine *engine, struct gw_stats_page *page)
     }
 }
 
-static void write_page(struct engine *engine)
+static void write_job(struct engine *engine, struct gw_stats_page *page)
 {
     const struct core *core = job_core(engine->job);
+
+    page->state = core_state(core);
+    page->ranks_present = (uint32_t)__builtin_popcountll(core_present(core));
+    page->stage = core_layout(core) ? core_options(core)->stage : UINT32_MAX;
+    page->generation = core_generation(core);
+    page->steps = core_steps(core);
+    page->memory_bytes = job_memory_bytes(engine->job);
+    page->over = core_over(core);
+    page->world = job_world(engine->job);
+    write_figures(engine, page);
+    snprintf(page->device, sizeof(page->device), "%s", job_device_name(engine->job));
+    snprintf(page->fabric, sizeof(page->fabric), "%s", job_fabric_name(engine->job));
+    snprintf(page->ordering, sizeof(page->ordering), "%s", job_ordering_name(engine->job));
+}
+
+static void write_page(struct engine *engine)
+{
     struct gw_stats_page page = {
-        .state = core_state(core),
-        .ranks_present = (uint32_t)__builtin_popcountll(core_present(core)),
-        .stage = core_layout(core) ? core_options(core)->stage : UINT32_MAX,
-        .generation = core_generation(core),
-        .steps = core_steps(core),
+        .stage = UINT32_MAX,
         .started_ns = engine->started_ns,
-        .memory_bytes = job_memory_bytes(engine->job),
-        .over = core_over(core),
         .idle_ns = engine->idle_ns,
         .ends_ns = engine->idle_ns ? engine->idle_ns + engine->linger_ns : 0};
     size_t at = offsetof(struct gw_stats_page, state);
     uint32_t sequence = atomic_load_explicit(&engine->stats->sequence, memory_order_relaxed);
 
-    page.world = job_world(engine->job);
-    write_figures(engine, &page);
+    if (engine->job)
+        write_job(engine, &page);
     memcpy(page.name, engine->name, sizeof(page.name));
     memcpy(page.wait, engine->wait, sizeof(page.wait));
-    snprintf(page.device, sizeof(page.device), "%s", job_device_name(engine->job));
-    snprintf(page.fabric, sizeof(page.fabric), "%s", job_fabric_name(engine->job));
-    snprintf(page.ordering, sizeof(page.ordering), "%s", job_ordering_name(engine->job));
     atomic_store_explicit(&engine->stats->sequence, sequence + 1, memory_order_relaxed);
     atomic_thread_fence(memory_order_release);
     memcpy((char *)engine->stats + at, (const char *)&page + at, sizeof(page) - at);
@@ -68,8 +76,7 @@ static void on_due(void *owner)
     struct engine *engine = owner;
 
     engine->stats_ns = now_ns();
-    if (engine->job)
-        write_page(engine);
+    write_page(engine);
 }
 
 int stats_start(struct engine *engine)
@@ -103,7 +110,7 @@ void stats_touch(struct engine *engine)
 {
     uint64_t now = now_ns();
 
-    if (!engine->stats || !engine->job)
+    if (!engine->stats)
         return;
     if (engine->stats_ns > now)
         return; /* the alarm is set: stats_ns is when */

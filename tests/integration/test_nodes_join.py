@@ -6,6 +6,8 @@ ctest: label=nodes timeout=300
 """
 import collections
 import pathlib
+import signal
+import socket
 import threading
 
 import pytest
@@ -108,6 +110,31 @@ def test_an_id_whose_engine_is_gone_says_that_nobody_listens(make_nodes, tmp_pat
     daemons = make_nodes(2)
     name, text = gw.run(2, refused_rank, (0, 1), placed(daemons, tmp_path), {6: 0, 7: 1})[1]
     assert name == "GW_E_NOT_FOUND" and "127.0.0.1:1" in text, (name, text)
+
+
+def patient_rank(_, daemon_socket, id_bytes):
+    """The rank 1 of 2 of a job that is not where its id says."""
+    job_id = gw.JobId(size=len(id_bytes))
+    job_id.bytes[:len(id_bytes)] = id_bytes
+    gw.Job(1, 2, socket=daemon_socket, job_id=job_id, timeout_ns=600 * S)
+
+
+def test_while_the_root_is_looked_for_jobs_tell_so(make_nodes):
+    """There it is silent."""
+    (daemon,) = make_nodes(1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        creator = gw.Job(0, 2, socket=str(daemon.socket), nodes=2)
+        id_bytes = list(creator.id().bytes[:64])
+        creator.close()
+        daemon.assert_idle()
+        id_bytes[6:8] = divmod(port, 256)
+        ranks = gw.Ranks(1, patient_rank, str(daemon.socket), id_bytes)
+        wait = f"connecting to the job's first engine, at 127.0.0.1:{port}"
+        until(lambda: [job["wait"] for job in daemon.jobs()] == [wait], what=wait)
+        assert wait in daemon.log()
+        ranks.kill(0)
+        assert ranks.join(20 * SLOWER) == [("died", -signal.SIGKILL)]
 
 
 def one_node_rank(rank, places, where):

@@ -92,6 +92,7 @@ static void test_wrong_secret(void **state)
     kit_end(&kit);
 }
 
+/* Told long before the deadline: a root listens before anybody has its id. */
 static void test_nobody_there(void **state)
 {
     struct kit kit;
@@ -103,11 +104,31 @@ static void test_nobody_there(void **state)
     kit_root(&kit, &root);
     root.star = star_free(root.star); /* its port is nobody's now */
     config = kit_config(&kit, &node);
-    config.connect_timeout_ns = 200 * MS;
+    config.connect_timeout_ns = 3600 * SECOND;
     assert_int_equal(star_node(&config, &root.address, &node.star), 0);
     KIT_WAIT(&kit, node.lost);
     assert_int_equal(node.code, GW_E_NOT_FOUND);
     assert_non_null(strstr(node.text, "nobody listens there"));
+    star_free(node.star);
+    kit_end(&kit);
+}
+
+/* A network may come up yet: only the deadline ends this. */
+static void test_out_of_reach(void **state)
+{
+    struct job_address nowhere = {.family = 4, .port = 9, .bytes = {255, 255, 255, 255}};
+    struct kit kit;
+    struct side node = {0};
+    struct star_config config;
+
+    (void)state;
+    kit_start(&kit);
+    config = kit_config(&kit, &node);
+    config.connect_timeout_ns = 200 * MS;
+    assert_int_equal(star_node(&config, &nowhere, &node.star), 0);
+    KIT_WAIT(&kit, node.lost);
+    assert_int_equal(node.code, GW_E_NOT_FOUND);
+    assert_non_null(strstr(node.text, "cannot be reached (network is unreachable)"));
     star_free(node.star);
     kit_end(&kit);
 }
@@ -410,6 +431,7 @@ int main(void)
         cmocka_unit_test(test_sizes),
         cmocka_unit_test(test_wrong_secret),
         cmocka_unit_test(test_nobody_there),
+        cmocka_unit_test(test_out_of_reach),
         cmocka_unit_test(test_no_answer),
         cmocka_unit_test(test_root_comes_later),
         cmocka_unit_test(test_queued_arrives),
