@@ -73,6 +73,36 @@ static void test_join_is_reported_at_doubled_times(void **state)
     assert_true(core_deadline_ns(kit.core) == UINT64_MAX);
 }
 
+/* What nobody has chosen: 300 s to join, 1,800 s for an op, a report after 10 s. */
+static void test_defaults(void **state)
+{
+    struct core_config config = {.world = 2};
+
+    (void)state;
+    kit_start(2, 1, 1);
+    kit.core = core_free(kit.core);
+    assert_int_equal(core_new(&config, &kit.core), 0);
+    kit_join_world(0, 2); /* at 100 s */
+    kit_joined(0, 1);
+    report_at(110 * S, "join of generation 1: 10 s, ranks not arrived: 1");
+    kit_tick(400 * S - 1);
+    reported("join of generation 1: 300.000 s, ranks not arrived: 1");
+    kit_tick(400 * S);
+    kit_has(kit_fail(GW_E_TIMEOUT, 1), "ranks not arrived within 300 s: 1");
+    kit.core = core_free(kit.core);
+
+    kit_start(2, 1, 1);
+    kit.core = core_free(kit.core);
+    assert_int_equal(core_new(&config, &kit.core), 0);
+    kit_join_all(2, 1);
+    submit(0, 1, "x");
+    report_at(110 * S, "barrier 'x' on group 0: 10 s, ranks not arrived: 1");
+    kit_tick(1900 * S - 1);
+    reported("barrier 'x' on group 0: 1800.000 s, ranks not arrived: 1");
+    kit_tick(1900 * S);
+    kit_has(kit_fail(GW_E_TIMEOUT, 1), "ranks not arrived within 1800 s: 1");
+}
+
 /* A late clock: one report, and the next at the next doubled time. */
 static void test_late_tick_reports_once(void **state)
 {
@@ -329,6 +359,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(test_nothing_waits, kit_stop),
         cmocka_unit_test_teardown(test_join_is_reported_at_doubled_times, kit_stop),
+        cmocka_unit_test_teardown(test_defaults, kit_stop),
         cmocka_unit_test_teardown(test_late_tick_reports_once, kit_stop),
         cmocka_unit_test_teardown(test_c08_missing_ranks_named_then_timeout, kit_stop),
         cmocka_unit_test_teardown(test_t07_each_timeout_for_its_own, kit_stop),
