@@ -625,6 +625,29 @@ def test_guard_takes_access_away_outside_the_windows(where, monkeypatch, stage, 
         assert (kind, value) == ("died", -signal.SIGSEGV)
 
 
+# ---- views ---------------------------------------------------------------------------------------
+
+
+def stray_rank(rank, where, stage, gather):
+    """A store into what was fetched."""
+    job = attach(rank, 1, where)
+    job.param("w", LARGE)
+    job.seal(stage=stage, gather=gather, bucket_bytes=4 * LARGE)
+    job.wait(job.fetch(0))
+    view = job.values(0, LARGE, whole=True)
+    _ = view[0]
+    view[0] = 1.0
+    return "stored"
+
+
+@pytest.mark.parametrize("stage, gather", [(0, 0), (2, 0), (3, 0), (3, 1)])
+def test_what_was_fetched_cannot_be_written(where, monkeypatch, stage, gather):
+    monkeypatch.setenv("ASAN_OPTIONS", os.environ.get("ASAN_OPTIONS", "") + ":handle_segv=0")
+    monkeypatch.setenv("TSAN_OPTIONS", os.environ.get("TSAN_OPTIONS", "") + ":handle_segv=0")
+    ranks = gw.Ranks(1, stray_rank, where, stage, gather)
+    assert ranks.join(60 * SLOWER) == [("died", -signal.SIGSEGV)]
+
+
 # ---- figures -------------------------------------------------------------------------------------
 
 
