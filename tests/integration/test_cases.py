@@ -182,6 +182,9 @@ def test_r03_sum_is_the_fixed_tree_in_fp32(where, world):
             assert g == want, f"element {offset + i}: {g!r} != {want!r}"
 
 
+BUCKET = 2 << 24  # GW_TL_BUCKET: how often a rank's part of the bucket has been taken
+
+
 def r05_rank(rank, world, where):
     numels = [4096] * 3
     # ring bytes of a bucket: 8 KiB -> 0.4 s at 20 KiB/s
@@ -192,9 +195,8 @@ def r05_rank(rank, world, where):
         gw.fill(*job.acquire(j), float(j + 1))
         job.ready(j)
     p, n = job.acquire(0)  # waits for bucket 2's reduction ...
-    first = spans[2].grads[0]
-    # ... and not for bucket 1's. (The doubles call this read what it is: ordered by nothing.)
-    second = 0.0 if gw.on_cuda() else spans[1].grads[0]
+    first = spans[2].grads[0]  # on GPUs it is the stream that waits, and a read waits for it
+    taken = [job.test(gw.Token(BUCKET + b, 0, 1)) for b in (2, 1)]  # ... and not for bucket 1's
     gw.fill(p, n, 1.0)
     job.ready(0)
     job.step_end()
@@ -202,13 +204,13 @@ def r05_rank(rank, world, where):
     final = [spans[b].grads[0] for b in range(3)]
     overflow = job.stats().overflow_slots
     job.close()
-    return first, second, final, v.norm, overflow
+    return first, taken, final, v.norm, overflow
 
 
 def test_r05_third_bucket_waits_for_the_first_only(where):
-    for first, second, final, norm, overflow in gw.run(2, r05_rank, 2, where):
+    for first, taken, final, norm, overflow in gw.run(2, r05_rank, 2, where):
         assert first == 3.0
-        assert second == 0.0, "bucket 1 was already reduced: the third waited for the second"
+        assert taken == [1, 0], "bucket 1 was already reduced: the third waited for the second"
         assert final == [1.0, 2.0, 3.0]
         assert norm == gw.f32(math.sqrt(4096 * (1 + 4 + 9)))
         assert overflow == 0
