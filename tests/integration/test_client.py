@@ -617,7 +617,8 @@ def test_guard_takes_access_away_outside_the_windows(where, monkeypatch, stage, 
     # The fault is what is asked for: a sanitizer must not report it.
     monkeypatch.setenv("ASAN_OPTIONS", os.environ.get("ASAN_OPTIONS", "") + ":handle_segv=0")
     monkeypatch.setenv("TSAN_OPTIONS", os.environ.get("TSAN_OPTIONS", "") + ":handle_segv=0")
-    ranks = gw.Ranks(1, guarded_rank, where, stage, gather, stray, env={"GRADWIRE_DEBUG": "guard"})
+    ranks = gw.Ranks(1, guarded_rank, where, stage, gather, stray, env={"GRADWIRE_DEBUG": "guard"},
+                     start="spawn")
     ((kind, value),) = ranks.join(60 * SLOWER)
     if stray == "none":
         assert (kind, value) == ("ok", [-2.0])
