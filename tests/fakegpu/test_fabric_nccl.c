@@ -120,11 +120,22 @@ static void exact_sums(void **state)
 
 /* ---- fabric ---------------------------------------------------------------------------------- */
 
+/* What is added up to element i of the rank's result, without signs. */
+static float size_of(const struct rig *rig, const struct trial *trial, uint32_t rank, uint64_t i)
+{
+    uint64_t at = trial->op.kind == CORE_OP_REDUCE_SCATTER ? rank * trial->op.numel + i : i;
+    float size = trial->op.accumulate ? fabsf(value_of(0, OUT, i)) : 0;
+
+    for (uint32_t q = 0; q < rig->world; q++)
+        size += fabsf(value_of(q, IN, at)) * trial->op.scale;
+    return size;
+}
+
 /* Of one element: the exact value within n roundings of what was added. */
-static void assert_near(struct rig *rig, const char *name, float got, float exact, float biggest,
+static void assert_near(struct rig *rig, const char *name, float got, float exact, float size,
                         uint64_t *differ)
 {
-    float bound = biggest * (float)(rig->world + 2) * 1.2e-7f;
+    float bound = size * (float)(rig->world + 2) * 1.2e-7f;
 
     if (!(fabsf(got - exact) <= bound))
         fail_msg("%s: %.9g, exact %.9g, off by more than %.3g", name, (double)got, (double)exact,
@@ -146,7 +157,7 @@ static uint64_t near(struct rig *rig, const struct trial *trial, uint64_t numel)
         const float *cuda =
             area_of(rig, &rig->cuda, rank, trial->out[rank].area) + trial->out[rank].offset;
         for (uint64_t i = 0; i < numel; i++)
-            assert_near(rig, name, cuda[i], host[i], ldexpf((float)rig->world * 4, 16), &differ);
+            assert_near(rig, name, cuda[i], host[i], size_of(rig, trial, rank, i), &differ);
     }
     assert_figures(rig, name);
     return differ;
