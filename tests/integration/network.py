@@ -118,8 +118,10 @@ class Network:
         self.switch = Switch(way)
         self.switch.run("ip link add br0 type bridge && ip link set br0 up")
         for node in range(self.nodes):
-            pid = self.switch.hold("unshare --net setpriv --pdeathsig KILL "
-                                   "sh -c 'echo there; exec sleep infinity'")
+            # UCX looks for interfaces in /sys, which shows those of whoever has mounted it.
+            pid = self.switch.hold("unshare --net --mount setpriv --pdeathsig KILL sh -c '"
+                                   "mount -t sysfs sysfs /sys 2>/dev/null; echo there; "
+                                   "exec sleep infinity'")
             self.pids.append(pid)
             self.switch.run(f"""
                 ip link add p{node} type veth peer name eth0 netns {pid}
@@ -138,7 +140,7 @@ class Network:
         """A command that runs what follows on the node."""
         if self.why is not None:
             return []
-        return ["nsenter", "-t", str(self.pids[node]), *self.enter, "-n", "--"]
+        return ["nsenter", "-t", str(self.pids[node]), *self.enter, "-n", "-m", "--"]
 
     def interface(self, node):  # pylint: disable=unused-argument
         return "lo" if self.why is not None else "eth0"
