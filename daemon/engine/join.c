@@ -114,7 +114,11 @@ int join_make_job(struct engine *engine, struct job_config *config, char text[GW
     if (config->nodes && config->kind == GW_DEVICE_HOST)
         config->fabric_ops = &fabric_ucx;
     r = engine_make_job(engine, config);
-    if (r < 0)
+    if (r == GW_E_DEVICE && config->fabric_ops == &fabric_ucx)
+        snprintf(text, GW_TEXT_MAX + 1,
+                 "UCX finds nothing to reach other nodes by: look at UCX_TLS and UCX_NET_DEVICES "
+                 "in gradwired's environment, and at what `ucx_info -d` says on this node");
+    else if (r < 0)
         snprintf(text, GW_TEXT_MAX + 1, "no %s for a job",
                  r == GW_E_DEVICE ? "working GPU" : "memory");
     return r;
