@@ -177,13 +177,24 @@ static void every_width_has_the_same_bits(void **state)
                                      .past = turn % 2});
 }
 
+/* To one place, without a norm, of up to eight inputs: the shortest way; of nine, another. */
 static void direct_sums_have_them_too(void **state)
 {
+    uint32_t turn = 0;
+
     (void)state;
-    for (uint32_t n = 1; n <= 4; n++)
-        for (uint32_t shift = 0; shift < 33; shift++)
-            check(&(struct plan){
-                .n = n, .outs = 1, .shift = shift / 2, .size = 8000 + shift, .past = shift % 2});
+    for (uint32_t n = 1; n <= 9; n++)
+        for (int types = 0; types < TYPES * TYPES; types++)
+            for (uint32_t way = 0; way < 4; way++, turn++)
+                check(&(struct plan){.n = n,
+                                     .outs = 1,
+                                     .shift = turn % 17,
+                                     .size = (turn % 5 ? 500 : 4090) + turn % 33,
+                                     .in_type = types / TYPES,
+                                     .out_type = types % TYPES,
+                                     .round_type = turn % 3 ? 0 : types / TYPES,
+                                     .accumulate = way / 2,
+                                     .past = way % 2});
 }
 
 /* ---- conversions ----------------------------------------------------------------------------- */

@@ -16,23 +16,32 @@
 
 #define PIECE 512u
 #define LANES 16u
+#define DIRECT_INPUTS 8u
 #define DEPTH 8u /* binary counter over 64 leaves, and what is added to it */
 
-/* A vector of this width; whole ones are stored past the caches. */
+/* A vector of this width, and one of as many elements of half the size; whole ones are stored past
+ * the caches. */
 #if defined(__AVX512F__)
 typedef __m512 vec;
 #define VEC_STREAM(to, value) _mm512_stream_ps(to, value)
+#define HALF_STREAM(to, value) _mm256_stream_si256((__m256i *)(to), (__m256i)(value))
 #elif defined(__AVX2__)
 typedef __m256 vec;
 #define VEC_STREAM(to, value) _mm256_stream_ps(to, value)
+#define HALF_STREAM(to, value) _mm_stream_si128((__m128i *)(to), (__m128i)(value))
 #elif defined(__SSE2__)
 typedef __m128 vec;
 #define VEC_STREAM(to, value) _mm_stream_ps(to, value)
+#define HALF_STREAM(to, value) _mm_stream_si64((long long *)(to), (long long)(value))
 #else
 typedef float vec __attribute__((vector_size(16), may_alias));
 #define VEC_STREAM(to, value) (*(vec *)(void *)(to) = (value))
+#define HALF_STREAM(to, value) (*(half_vec *)(to) = (value))
 #endif
 typedef vec loose_vec __attribute__((aligned(1), may_alias));
+typedef uint32_t bits_vec __attribute__((vector_size(sizeof(vec)), may_alias));
+typedef uint16_t half_vec __attribute__((vector_size(sizeof(vec) / 2), may_alias));
+typedef half_vec loose_half_vec __attribute__((aligned(1), may_alias));
 #define VEC_NUMEL (sizeof(vec) / sizeof(float))
 
 struct room {
@@ -52,6 +61,74 @@ static void settle(void)
 static inline vec load(const void *from)
 {
     return *(const loose_vec *)from;
+}
+
+/* ---- vectors of half types: the bits of kernels_half.h --------------------------------------- */
+
+static inline vec vec_from_bf16(half_vec half)
+{
+    return (vec)(__builtin_convertvector(half, bits_vec) << 16);
+}
+
+static inline half_vec vec_to_bf16(vec values)
+{
+    bits_vec bits = (bits_vec)values, nan = bits >> 16 | 0x0040u;
+    bits_vec is_nan = (bits_vec)((bits & 0x7fffffffu) > 0x7f800000u);
+    bits_vec number = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
+
+    return __builtin_convertvector((nan & is_nan) | (number & ~is_nan), half_vec);
+}
+
+/* Where the processor has an instruction; else pieces are the way. */
+#if defined(__AVX512F__)
+#define VEC_HAS_FP16 true
+#define VEC_FROM_FP16(half) _mm512_cvtph_ps((__m256i)(half))
+#define VEC_TO_FP16(values) ((half_vec)_mm512_cvtps_ph(values, _MM_FROUND_TO_NEAREST_INT))
+#elif defined(__F16C__)
+#define VEC_HAS_FP16 true
+#define VEC_FROM_FP16(half) _mm256_cvtph_ps((__m128i)(half))
+#define VEC_TO_FP16(values) ((half_vec)_mm256_cvtps_ph(values, _MM_FROUND_TO_NEAREST_INT))
+#elif defined(__aarch64__)
+typedef __fp16 fp16_vec __attribute__((vector_size(sizeof(half_vec)), may_alias));
+#define VEC_HAS_FP16 true
+#define VEC_FROM_FP16(half) __builtin_convertvector((fp16_vec)(half), vec)
+#define VEC_TO_FP16(values) ((half_vec) __builtin_convertvector(values, fp16_vec))
+#else
+#define VEC_HAS_FP16 false
+#define VEC_FROM_FP16(half) vec_from_bf16(half)
+#define VEC_TO_FP16(values) vec_to_bf16(values)
+#endif
+
+/* Elements [at, at + VEC_NUMEL), as fp32. */
+static inline __attribute__((always_inline)) vec load_wide(const void *from, size_t at,
+                                                           uint8_t dtype)
+{
+    half_vec half;
+
+    if (dtype == GW_DTYPE_FP32)
+        return load((const float *)from + at);
+    half = *(const loose_half_vec *)(const void *)((const uint16_t *)from + at);
+    return dtype == GW_DTYPE_FP16 ? VEC_FROM_FP16(half) : vec_from_bf16(half);
+}
+
+static inline __attribute__((always_inline)) void store_narrow(void *to, size_t at, uint8_t dtype,
+                                                               vec values, bool past)
+{
+    uint16_t *half = (uint16_t *)to + at;
+    half_vec narrow;
+
+    if (dtype == GW_DTYPE_FP32) {
+        if (past)
+            VEC_STREAM((float *)to + at, values);
+        else
+            *(loose_vec *)(void *)((float *)to + at) = values;
+        return;
+    }
+    narrow = dtype == GW_DTYPE_FP16 ? VEC_TO_FP16(values) : vec_to_bf16(values);
+    if (past)
+        HALF_STREAM((void *)half, narrow);
+    else
+        *(loose_half_vec *)(void *)half = narrow;
 }
 
 static void sum2(float *restrict to, const float *a, const float *b, size_t count)
@@ -339,78 +416,131 @@ static struct kernel_partial norm_end(struct norm *norm, uint8_t kind)
 
 /* ---- chunks ---------------------------------------------------------------------------------- */
 
-/* A sum of few fp32 inputs to one place: no pass over a buffer between. `to` may be an input:
- * element i is stored after the elements i are read. Inlined with constants. */
-static inline __attribute__((always_inline)) void direct_n(float *to, const float *const in[4],
-                                                           uint32_t n, float scale, size_t count,
-                                                           bool accumulated, bool past)
-{
-    const vec factor = scale - (vec){0};
+/* A sum of few inputs to one place: no pass over a buffer between. `to` may be an input: element i
+ * is stored after the elements i are read. */
+struct direct {
+    void *to;
+    const void *in[DIRECT_INPUTS];
+    size_t count;
+    float scale;
+    uint8_t out_dtype;
+    bool accumulated, past;
+};
 
-    for (size_t i = 0; i + VEC_NUMEL <= count; i += VEC_NUMEL) {
-        vec sum = load(in[0] + i);
-        if (n > 1)
-            sum = sum + load(in[1] + i);
-        if (n == 3)
-            sum = sum + load(in[2] + i);
-        if (n == 4)
-            sum = sum + (load(in[2] + i) + load(in[3] + i));
+/* Elements from `at` on of the tree over inputs [first, first + n). Inlined with constants. */
+static inline __attribute__((always_inline)) vec direct_tree(const struct direct *d, uint32_t first,
+                                                             uint32_t n, uint8_t dtype, size_t at)
+{
+    vec sum = load_wide(d->in[first], at, dtype);
+
+    if (n > 1)
+        sum = sum + load_wide(d->in[first + 1], at, dtype);
+    if (n == 3)
+        sum = sum + load_wide(d->in[first + 2], at, dtype);
+    if (n == 4)
+        sum =
+            sum + (load_wide(d->in[first + 2], at, dtype) + load_wide(d->in[first + 3], at, dtype));
+    return sum;
+}
+
+static inline __attribute__((always_inline)) void direct_n(const struct direct *given, uint32_t n,
+                                                           uint8_t dtype)
+{
+    const struct direct d = *given; /* nobody else's: kept in registers */
+    const vec factor = d.scale - (vec){0};
+
+    for (size_t i = 0; i < d.count; i += VEC_NUMEL) {
+        vec sum = direct_tree(&d, 0, n < 4 ? n : 4, dtype, i);
+        if (n > 4)
+            sum = sum + direct_tree(&d, 4, n - 4, dtype, i);
         sum = sum * factor;
-        if (accumulated)
-            sum = load(to + i) + sum;
-        if (past)
-            VEC_STREAM(to + i, sum);
-        else
-            *(loose_vec *)(void *)(to + i) = sum;
+        if (d.accumulated)
+            sum = load_wide(d.to, i, d.out_dtype) + sum;
+        store_narrow(d.to, i, d.out_dtype, sum, d.past);
     }
 }
 
-static void direct(float *to, const float *const in[4], uint32_t n, float scale, size_t count,
-                   bool past)
+static inline __attribute__((always_inline)) void direct_of(const struct direct *d, uint32_t n,
+                                                            uint8_t dtype)
 {
-    if (n == 1)
-        direct_n(to, in, 1, scale, count, false, past);
-    else if (n == 2)
-        direct_n(to, in, 2, scale, count, false, past);
-    else if (n == 3)
-        direct_n(to, in, 3, scale, count, false, past);
-    else
-        direct_n(to, in, 4, scale, count, false, past);
+    switch (n) {
+    case 1:
+        direct_n(d, 1, dtype);
+        break;
+    case 2:
+        direct_n(d, 2, dtype);
+        break;
+    case 3:
+        direct_n(d, 3, dtype);
+        break;
+    case 4:
+        direct_n(d, 4, dtype);
+        break;
+    case 5:
+        direct_n(d, 5, dtype);
+        break;
+    case 6:
+        direct_n(d, 6, dtype);
+        break;
+    case 7:
+        direct_n(d, 7, dtype);
+        break;
+    default:
+        direct_n(d, 8, dtype);
+    }
 }
 
-static void direct_added(float *to, const float *const in[4], uint32_t n, float scale, size_t count)
+static void direct_fp32(const struct direct *d, uint32_t n)
 {
-    if (n == 1)
-        direct_n(to, in, 1, scale, count, true, false);
-    else if (n == 2)
-        direct_n(to, in, 2, scale, count, true, false);
-    else if (n == 3)
-        direct_n(to, in, 3, scale, count, true, false);
-    else
-        direct_n(to, in, 4, scale, count, true, false);
+    direct_of(d, n, GW_DTYPE_FP32);
 }
 
-/* How many elements from `at` on were done so: whole vectors, to one aligned place. */
+static void direct_fp16(const struct direct *d, uint32_t n)
+{
+    direct_of(d, n, GW_DTYPE_FP16);
+}
+
+static void direct_bf16(const struct direct *d, uint32_t n)
+{
+    direct_of(d, n, GW_DTYPE_BF16);
+}
+
+static bool is_direct(const struct kernel_reduce *reduce, const struct direct *d)
+{
+    bool fp16 = reduce->in_dtype == GW_DTYPE_FP16 || reduce->out_dtype == GW_DTYPE_FP16;
+    size_t whole = d->out_dtype == GW_DTYPE_FP32 ? sizeof(vec) : sizeof(half_vec);
+
+    return reduce->n <= DIRECT_INPUTS && !reduce->subtrees && reduce->outs == 1 &&
+           (reduce->round_dtype == GW_DTYPE_FP32 || reduce->round_dtype == reduce->in_dtype) &&
+           (VEC_HAS_FP16 || !fp16) && !(d->past && (uintptr_t)d->to % whole != 0);
+}
+
+/* How many elements from `at` on were done so: whole vectors. */
 static size_t direct_chunk(const struct kernel_reduce *reduce, uint64_t at, size_t count)
 {
-    size_t whole = count - count % VEC_NUMEL;
-    float *to = (float *)reduce->out[0] + at;
-    bool past = reduce->past && !reduce->accumulate;
-    const float *in[4] = {0};
+    size_t in_size = reduce->in_dtype == GW_DTYPE_FP32 ? sizeof(float) : sizeof(uint16_t);
+    size_t out_size = reduce->out_dtype == GW_DTYPE_FP32 ? sizeof(float) : sizeof(uint16_t);
+    struct direct d = {.to = (char *)reduce->out[0] + at * out_size,
+                       .count = count - count % VEC_NUMEL,
+                       .scale = reduce->scale,
+                       .out_dtype = reduce->out_dtype,
+                       .accumulated = reduce->accumulate,
+                       .past = reduce->past && !reduce->accumulate};
 
-    if (reduce->n > 4 || reduce->subtrees || reduce->outs > 1 ||
-        (past && (uintptr_t)to % sizeof(vec) != 0))
+    if (!is_direct(reduce, &d))
         return 0;
     for (uint32_t i = 0; i < reduce->n; i++) {
         if (!reduce->in[i])
             return 0;
-        in[i] = (const float *)reduce->in[i] + at;
+        d.in[i] = (const char *)reduce->in[i] + at * in_size;
     }
-    if (reduce->accumulate)
-        direct_added(to, in, reduce->n, reduce->scale, whole);
+    if (reduce->in_dtype == GW_DTYPE_FP32)
+        direct_fp32(&d, reduce->n);
+    else if (reduce->in_dtype == GW_DTYPE_FP16)
+        direct_fp16(&d, reduce->n);
     else
-        direct(to, in, reduce->n, reduce->scale, whole, past);
-    return whole;
+        direct_bf16(&d, reduce->n);
+    return d.count;
 }
 
 /* Inputs of the piece have all been read when the first output is written, so that outputs may be
@@ -418,8 +548,7 @@ static size_t direct_chunk(const struct kernel_reduce *reduce, uint64_t at, size
 static void chunk(const struct kernel_reduce *reduce, uint64_t at, size_t count,
                   struct kernel_partial *partial)
 {
-    bool fp32 = (reduce->in_dtype | reduce->out_dtype | reduce->round_dtype) == GW_DTYPE_FP32;
-    size_t done = fp32 && !partial ? direct_chunk(reduce, at, count) : 0;
+    size_t done = partial ? 0 : direct_chunk(reduce, at, count);
     struct norm norm = {{0}, 0, 0};
     struct room room;
 
