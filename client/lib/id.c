@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Passing a job id through a file: complete or absent for readers, and readable by its owner alone.
- * Any thread; touches no job. The id is written to a name of its own first and then linked to the
- * final one: link fails where the path exists, also as a dangling symbolic link.
+ * Passing a job id as text, or through a file: complete or absent for readers, and readable by its
+ * owner alone. Any thread; touches no job. The id is written to a name of its own first and then
+ * linked to the final one: link fails where the path exists, also as a dangling symbolic link.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -148,6 +148,35 @@ int gw_job_id_load(const char *path, int64_t timeout_ns, struct gw_job_id *ret_i
     }
     r = read_id(fd, path, &id);
     close(fd);
+    if (r == 0)
+        *ret_id = id;
+    sodium_memzero(&id, sizeof(id));
+    return r;
+}
+
+int gw_job_id_text(const struct gw_job_id *id, char ret_text[GW_JOB_ID_TEXT_BYTES])
+{
+    if (!id || !ret_text || id->size_bytes == 0 || id->size_bytes > GW_JOB_ID_MAX)
+        return err_set(GW_E_INVALID, "%s",
+                       !ret_text ? "ret_text is NULL" : "id is not one of gw_job_get_id");
+    sodium_bin2hex(ret_text, GW_JOB_ID_TEXT_BYTES, id->bytes, id->size_bytes);
+    return 0;
+}
+
+int gw_job_id_from_text(const char *text, struct gw_job_id *ret_id)
+{
+    struct gw_job_id id = {0};
+    size_t length = text ? strnlen(text, GW_JOB_ID_TEXT_BYTES) : 0, bytes = 0;
+    int r = 0;
+
+    if (!text || !ret_id)
+        return err_set(GW_E_INVALID, "%s is NULL", text ? "ret_id" : "text");
+    /* What it says is a secret: it is in no message. */
+    if (length == 0 || length % 2 != 0 || length / 2 > GW_JOB_ID_MAX ||
+        sodium_hex2bin(id.bytes, sizeof(id.bytes), text, length, NULL, &bytes, NULL) != 0 ||
+        bytes != length / 2)
+        r = err_set(GW_E_INVALID, "the text is not one of gw_job_id_text");
+    id.size_bytes = (uint32_t)bytes;
     if (r == 0)
         *ret_id = id;
     sodium_memzero(&id, sizeof(id));

@@ -132,6 +132,11 @@ GW_API int gw_job_event_clear(gw_job *job);
  * the file; refuses a file of another user or readable by others. */
 GW_API int gw_job_id_save(const struct gw_job_id *id, const char *path);
 GW_API int gw_job_id_load(const char *path, int64_t timeout_ns, struct gw_job_id *ret_id);
+/* The id as hex digits and a 0, for stores that hold texts, and back. The text is as secret as the
+ * id: not for logs or command lines. from_text: GW_E_INVALID for anything but such a text. */
+#define GW_JOB_ID_TEXT_BYTES (2 * GW_JOB_ID_MAX + 1)
+GW_API int gw_job_id_text(const struct gw_job_id *id, char ret_text[GW_JOB_ID_TEXT_BYTES]);
+GW_API int gw_job_id_from_text(const char *text, struct gw_job_id *ret_id);
 
 /* ---- tokens ---------------------------------------------------------------------------------- */
 

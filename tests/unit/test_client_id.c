@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A job id through a file: complete or absent, readable by its owner alone.
+ * A job id as text, and through a file: complete or absent, readable by its owner alone.
  * ctest: link=gw_client
  */
 #include <setjmp.h>
@@ -139,6 +139,34 @@ static void an_absent_file_times_out(void **state)
     assert_int_equal(gw_job_id_save(&(struct gw_job_id){.size_bytes = 1}, path), GW_E_IO);
 }
 
+static void an_id_is_its_hex_digits(void **state)
+{
+    static const char *const no_ids[] = {"", "0", "abc", "0g", "g0", "01 2", "0x01", "01\n"};
+    struct gw_job_id some = {.size_bytes = 4, .bytes = {0x00, 0x9f, 0xff, 0x01}}, read = {0};
+    char text[GW_JOB_ID_TEXT_BYTES], longer[GW_JOB_ID_TEXT_BYTES + 2];
+
+    (void)state;
+    assert_int_equal(gw_job_id_text(&some, text), 0);
+    assert_string_equal(text, "009fff01");
+    assert_int_equal(gw_job_id_from_text("009FfF01", &read), 0);
+    assert_memory_equal(&read, &some, sizeof(some));
+    some.size_bytes = GW_JOB_ID_MAX;
+    memset(some.bytes, 0xa5, sizeof(some.bytes));
+    assert_int_equal(gw_job_id_text(&some, text), 0);
+    assert_int_equal(strlen(text), 2 * GW_JOB_ID_MAX);
+    assert_int_equal(gw_job_id_from_text(text, &read), 0);
+    assert_memory_equal(&read, &some, sizeof(some));
+    snprintf(longer, sizeof(longer), "%sa5", text);
+    assert_int_equal(gw_job_id_from_text(longer, &read), GW_E_INVALID);
+    for (size_t i = 0; i < sizeof(no_ids) / sizeof(no_ids[0]); i++)
+        assert_int_equal(gw_job_id_from_text(no_ids[i], &read), GW_E_INVALID);
+    assert_memory_equal(&read, &some, sizeof(some)); /* as it was */
+    some.size_bytes = 0;
+    assert_int_equal(gw_job_id_text(&some, text), GW_E_INVALID);
+    assert_int_equal(gw_job_id_text(NULL, text), GW_E_INVALID);
+    assert_int_equal(gw_job_id_from_text(NULL, &read), GW_E_INVALID);
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
 
 int main(void)
@@ -147,6 +175,7 @@ int main(void)
         TEST(what_is_saved_is_loaded),         TEST(an_existing_file_is_left_alone),
         TEST(a_symbolic_link_is_not_followed), TEST(readable_by_others_is_refused),
         TEST(what_is_no_id_is_refused),        TEST(an_absent_file_times_out),
+        TEST(an_id_is_its_hex_digits),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
