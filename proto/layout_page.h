@@ -23,7 +23,7 @@
 #include "gradwire/gradwire.h"
 
 #define GW_LAYOUT_MAGIC 0x314c5747u /* "GWL1" */
-#define GW_LAYOUT_VERSION 2u
+#define GW_LAYOUT_VERSION 3u
 
 struct gw_layout_page {
     uint32_t magic, version;
@@ -92,7 +92,6 @@ struct gw_layout_group {
     uint32_t first_member, members;
     uint32_t shard_ranks; /* divides members; = members without hybrid sharding */
     uint32_t reserved;
-    uint64_t mask; /* a bit per rank */
 };
 
 /* The arrays of a page that was checked, or made here. */

@@ -8,6 +8,7 @@
 #include "client/lib/clock.h"
 #include "client/lib/collective.h"
 #include "client/lib/err.h"
+#include "daemon/base/ranks.h"
 
 /* The list is checked here, where it was made: a wrong one would end the job at the engine. */
 int gw_group_new(gw_job *job, const uint32_t *ranks, uint32_t count, int64_t timeout_ns,
@@ -15,7 +16,7 @@ int gw_group_new(gw_job *job, const uint32_t *ranks, uint32_t count, int64_t tim
 {
     struct wire_msg msg;
     struct reply reply = {0};
-    uint64_t seen = 0;
+    struct ranks seen = {{0}};
     uint32_t group;
     int r = job_check(job);
 
@@ -30,13 +31,13 @@ int gw_group_new(gw_job *job, const uint32_t *ranks, uint32_t count, int64_t tim
     msg.type = WIRE_GROUP_NEW;
     msg.u.group_new.count = count;
     for (uint32_t i = 0; i < count; i++) {
-        if (ranks[i] >= job->world || (seen >> ranks[i] & 1))
+        if (ranks[i] >= job->world || ranks_has(&seen, ranks[i]))
             return err_set(GW_E_INVALID, "rank %u of the group is %s", ranks[i],
                            ranks[i] >= job->world ? "not in the job's world" : "given twice");
-        seen |= 1ull << ranks[i];
+        ranks_add(&seen, ranks[i]);
         msg.u.group_new.ranks[i] = ranks[i];
     }
-    if (!(seen >> job->rank & 1))
+    if (!ranks_has(&seen, job->rank))
         return err_set(GW_E_INVALID, "rank %u is not in the group; only members call gw_group_new",
                        job->rank);
     r = job_request(job, &msg, WIRE_GROUP_MADE, CHANNEL_PARK_SAME, clock_deadline(timeout_ns),

@@ -8,6 +8,7 @@
 #include <stdbool.h>
 #include <string.h>
 
+#include "daemon/base/ranks.h"
 #include "gradwire/errors.h"
 #include "proto/limits.h"
 
@@ -77,16 +78,16 @@ static bool name_fits(const struct layout_view *v, uint32_t at, uint32_t bytes)
 static const char *check_members(const struct layout_view *v, uint32_t g)
 {
     const struct gw_layout_group *group = &v->groups[g];
-    uint64_t mask = 0;
+    struct ranks seen = {{0}};
 
     for (uint32_t i = 0; i < group->members; i++) {
         uint32_t rank = v->members[group->first_member + i];
 
-        if (rank >= v->page->world || (mask >> rank & 1) || (g == 0 && rank != i))
+        if (rank >= v->page->world || ranks_has(&seen, rank) || (g == 0 && rank != i))
             return "a group's members";
-        mask |= (uint64_t)1 << rank;
+        ranks_add(&seen, rank);
     }
-    return mask == group->mask ? NULL : "a group's mask";
+    return NULL;
 }
 
 static const char *check_groups(const struct layout_view *v)

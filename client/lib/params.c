@@ -6,6 +6,7 @@
 #include "client/lib/err.h"
 #include "client/lib/options.h"
 #include "client/lib/zero.h"
+#include "daemon/base/ranks.h"
 
 void params_free(struct params *params)
 {
@@ -126,15 +127,15 @@ int gw_param_add(gw_job *job, const char *name, uint64_t numel,
 static int check_ranks(const gw_job *job, const uint32_t *ranks, uint32_t count,
                        uint32_t shard_ranks)
 {
-    uint64_t seen = 0;
+    struct ranks seen = {{0}};
 
     if (!ranks || count == 0 || count > job->world)
         return err_set(GW_E_INVALID, "a group has 1 to %u ranks, not %u", job->world, count);
     for (uint32_t i = 0; i < count; i++) {
-        if (ranks[i] >= job->world || seen >> ranks[i] & 1)
+        if (ranks[i] >= job->world || ranks_has(&seen, ranks[i]))
             return err_set(GW_E_INVALID, "rank %u is %s", ranks[i],
                            ranks[i] >= job->world ? "not in the job" : "in the group twice");
-        seen |= UINT64_C(1) << ranks[i];
+        ranks_add(&seen, ranks[i]);
     }
     if (shard_ranks > 0 && count % shard_ranks != 0)
         return err_set(GW_E_INVALID, "shard_ranks %u does not divide a group of %u ranks",
@@ -231,7 +232,7 @@ int zero_param_held(const gw_job *job, const struct zero *zero, uint32_t param)
     if (r < 0)
         return r;
     group = zero->view.params[param].group;
-    if (layout_page_groups(zero->page)[group].mask >> job->rank & 1)
+    if (layout_page_position(zero->page, group, job->rank) != UINT32_MAX)
         return 0;
     return err_set(GW_E_NOT_FOUND,
                    "rank %u is not in group %u of parameter %s and holds none of it", job->rank,

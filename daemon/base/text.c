@@ -56,24 +56,21 @@ void text_add_escaped(struct text *text, const char *client_text)
     text_add(text, "%s", "");
 }
 
-void text_add_ranks(struct text *text, uint64_t ranks)
+void text_add_ranks(struct text *text, const struct ranks *ranks)
 {
     const char *comma = "";
-    unsigned last;
+    uint32_t rank = ranks_first(ranks), last;
 
-    if (ranks == 0)
+    if (rank == GW_RANKS_MAX)
         text_add(text, "none");
-    for (unsigned rank = 0; rank < 64; rank++) {
-        if (!(ranks >> rank & 1u))
-            continue;
+    for (; rank < GW_RANKS_MAX; rank = ranks_next(ranks, last + 1)) {
         last = rank;
-        while (last < 63 && (ranks >> (last + 1) & 1u))
+        while (last + 1 < GW_RANKS_MAX && ranks_has(ranks, last + 1))
             last++;
         if (last == rank)
             text_add(text, "%s%u", comma, rank);
         else
             text_add(text, last == rank + 1 ? "%s%u, %u" : "%s%u-%u", comma, rank, last);
         comma = ", ";
-        rank = last;
     }
 }

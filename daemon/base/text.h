@@ -16,6 +16,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "daemon/base/ranks.h"
+
 struct text {
     char *buffer;
     size_t bytes; /* of the buffer, final 0 included */
@@ -36,7 +38,7 @@ void text_addv(struct text *text, const char *format, va_list arguments)
     __attribute__((format(printf, 2, 0)));
 /* Escaped as escape.h says. */
 void text_add_escaped(struct text *text, const char *client_text);
-/* Set bits of a mask of ranks: "0, 2-5, 7"; "none". */
-void text_add_ranks(struct text *text, uint64_t ranks);
+/* A set of ranks: "0, 2-5, 7"; "none". */
+void text_add_ranks(struct text *text, const struct ranks *ranks);
 
 #endif

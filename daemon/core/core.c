@@ -34,7 +34,7 @@ int core_new(const struct core_config *config, struct core **ret_core)
         core->config.op_timeout_ns = OP_TIMEOUT_NS;
     if (core->config.stall_report_ns == 0)
         core->config.stall_report_ns = STALL_REPORT_NS;
-    core->everyone = UINT64_MAX >> (64 - config->world);
+    core->everyone = ranks_below(config->world);
     core->deadline_ns = UINT64_MAX;
     core->flights_end = &core->flights;
     core->ranks = calloc(config->world, sizeof(*core->ranks));
@@ -246,7 +246,7 @@ uint32_t core_unheard(const struct core *core)
 
 enum gw_job_state core_state(const struct core *core)
 {
-    if (core->generation > 0 && !core->present && !core->old)
+    if (core->generation > 0 && !ranks_any(&core->present) && !ranks_any(&core->old))
         return GW_JOB_LINGERING;
     if (core->broken)
         return GW_JOB_BROKEN;
@@ -265,9 +265,9 @@ uint32_t core_generation(const struct core *core)
     return core->generation;
 }
 
-uint64_t core_present(const struct core *core)
+const struct ranks *core_present(const struct core *core)
 {
-    return core->present;
+    return &core->present;
 }
 
 uint64_t core_steps(const struct core *core)

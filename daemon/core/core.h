@@ -22,6 +22,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "daemon/base/ranks.h"
 #include "daemon/core/layout.h"
 #include "proto/shm.h"
 #include "proto/wire.h"
@@ -245,7 +246,7 @@ enum gw_job_state core_state(const struct core *core);
 /* GW_JOB_LINGERING, and no rank was lost: all have left in good order. */
 bool core_over(const struct core *core);
 uint32_t core_generation(const struct core *core);
-uint64_t core_present(const struct core *core); /* bit per rank */
+const struct ranks *core_present(const struct core *core); /* as it is until the next event */
 uint64_t core_steps(const struct core *core);
 const struct layout *core_layout(const struct core *core);      /* NULL before BUILD */
 const struct wire_seal *core_options(const struct core *core);  /* defaults filled in */

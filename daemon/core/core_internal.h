@@ -19,7 +19,6 @@
  * is told, so more than 64 is legal. */
 #define CORE_FLIGHT_MAX 256u
 #define CORE_NO_RANK UINT32_MAX
-#define CORE_BIT(rank) (UINT64_C(1) << (rank))
 
 /* ---- registry.c: parameter lists as registered ----------------------------------------------- */
 
@@ -88,7 +87,7 @@ struct lane_flight { /* launched, not done; all on one stream, so in order */
 struct core_group {
     uint32_t count;
     uint32_t ranks[GW_RANKS_MAX]; /* in group order */
-    uint64_t mask;
+    struct ranks members;
     uint64_t launched; /* ops so far */
 };
 
@@ -96,7 +95,7 @@ struct core_group {
 
 struct core_flight {
     uint64_t id, since_ns, step;
-    uint64_t producers; /* ranks whose tokens it waits for */
+    struct ranks producers; /* ranks whose tokens it waits for */
     uint32_t rank, bucket;
     uint8_t kind, traffic;
     bool done;
@@ -133,14 +132,14 @@ struct core {
     struct effects *effects;
     struct core_rank *ranks; /* world */
     uint64_t now_ns;
-    uint64_t everyone; /* a bit per rank of the world */
+    struct ranks everyone; /* of the world */
     bool nomem;
 
     /* membership.c */
     uint32_t generation;        /* 0: nobody has joined yet */
-    uint64_t present;           /* attached in this generation */
-    uint64_t left;              /* left on purpose in this generation */
-    uint64_t old;               /* still attached, but to a broken generation */
+    struct ranks present;       /* attached in this generation */
+    struct ranks left;          /* left on purpose in this generation */
+    struct ranks old;           /* still attached, but to a broken generation */
     bool complete;              /* all ranks of this generation have joined */
     bool broken;                /* `failure` ended this generation */
     bool ended;                 /* CORE_EFF_END was said */
@@ -149,7 +148,7 @@ struct core {
     struct core_fault failure;
 
     /* seal.c */
-    uint64_t sealed_ranks;      /* have called seal */
+    struct ranks sealed_ranks;  /* have called seal */
     uint64_t seal_since_ns;
     bool sealed;                /* in this generation */
     bool building;              /* BUILD was said, BUILT has not come */

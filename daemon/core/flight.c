@@ -56,7 +56,7 @@ void flight_launched(struct core *core, const struct core_op *op)
                                    .rank = op->rank, .bucket = op->bucket, .kind = op->kind,
                                    .traffic = op->traffic};
     for (uint32_t i = 0; i < op->wait_count; i++)
-        flight->producers |= CORE_BIT(op->waits[i].rank);
+        ranks_add(&flight->producers, op->waits[i].rank);
 }
 
 void flight_done(struct core *core, uint64_t op_id)
@@ -99,9 +99,9 @@ static void describe(const struct core_flight *flight, struct text *text)
         flight->kind == CORE_OP_FILL)
         text_add(text, " for rank %u", flight->rank);
     text_add(text, " (step %llu)", (unsigned long long)flight->step);
-    if (flight->producers) {
+    if (ranks_any(&flight->producers)) {
         text_add(text, ", after tokens of ranks ");
-        text_add_ranks(text, flight->producers);
+        text_add_ranks(text, &flight->producers);
     }
 }
 
@@ -113,7 +113,7 @@ bool flight_wait(const struct core *core, struct core_wait *ret_wait)
         return false;
     flight = &core->flying.at[core->flying.first];
     ret_wait->since_ns = flight->since_ns;
-    ret_wait->missing = 0;
+    ret_wait->missing = (struct ranks){{0}};
     ret_wait->op = flight->id;
     return true;
 }

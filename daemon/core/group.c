@@ -17,7 +17,7 @@ void group_reset(struct core *core)
         core->ranks[rank].group.request = 0;
     memset(core->groups, 0, sizeof(core->groups));
     world->count = core->config.world;
-    world->mask = core->everyone;
+    world->members = core->everyone;
     for (uint32_t rank = 0; rank < core->config.world; rank++)
         world->ranks[rank] = rank;
     core->group_count = 1;
@@ -56,7 +56,7 @@ static int group_check(const struct core *core, uint32_t rank, const struct wire
 {
     const uint32_t *ranks = msg->u.group_new.ranks;
     uint32_t count = msg->u.group_new.count;
-    uint64_t mask = 0;
+    struct ranks members = {{0}}, gone;
 
     for (uint32_t i = 0; i < count && i < GW_RANKS_MAX; i++) {
         if (ranks[i] >= core->config.world) {
@@ -64,19 +64,20 @@ static int group_check(const struct core *core, uint32_t rank, const struct wire
                      core->config.world);
             return GW_E_INVALID;
         }
-        if (mask & CORE_BIT(ranks[i])) {
+        if (ranks_has(&members, ranks[i])) {
             text_add(text, "rank %u stands twice in a group's list", ranks[i]);
             return GW_E_INVALID;
         }
-        mask |= CORE_BIT(ranks[i]);
+        ranks_add(&members, ranks[i]);
     }
-    if (!(mask & CORE_BIT(rank))) {
+    if (!ranks_has(&members, rank)) {
         text_add(text, "rank %u asks for a group that it is not in: only members call", rank);
         return GW_E_INVALID;
     }
-    if (mask & core->left) {
+    gone = ranks_and(&members, &core->left);
+    if (ranks_any(&gone)) {
         text_add(text, "a group needs ranks that have left the job: ");
-        text_add_ranks(text, mask & core->left);
+        text_add_ranks(text, &gone);
         return GW_E_PEER_LOST;
     }
     if (core->group_count >= GW_GROUPS_MAX) {
@@ -138,7 +139,7 @@ static void make_group(struct core *core, uint32_t rank)
 
         effect->reply.u.group_made.group = core->group_count;
         member->group.request = 0;
-        group->mask |= CORE_BIT(group->ranks[i]);
+        ranks_add(&group->members, group->ranks[i]);
     }
     core->group_count++;
 }
@@ -215,12 +216,12 @@ bool group_wait(const struct core *core, struct core_wait *ret_wait)
     if (!oldest)
         return false;
     ret_wait->since_ns = oldest->group.since_ns;
-    ret_wait->missing = 0;
+    ret_wait->missing = (struct ranks){{0}};
     for (uint32_t i = 0; i < oldest->group.count; i++) {
         const struct core_rank *member = &core->ranks[oldest->group.ranks[i]];
 
         if (!member->group.request || !same_list(oldest, member))
-            ret_wait->missing |= CORE_BIT(oldest->group.ranks[i]);
+            ranks_add(&ret_wait->missing, oldest->group.ranks[i]);
     }
     text_start(&text, ret_wait->text, sizeof(ret_wait->text));
     text_add(&text, "new group of ranks ");

@@ -63,16 +63,27 @@ static void take_op(struct core *core, uint32_t rank, struct lane_op *op)
     lane->in_flight++;
 }
 
-/* Members that have not submitted the group's next op. */
-static uint64_t missing(const struct core *core, uint32_t group)
+/* The group's next op. */
+static bool all_submitted(const struct core *core, uint32_t group)
 {
-    uint64_t mask = 0;
+    const struct core_group *members = &core->groups[group];
+    uint32_t i = 0;
+
+    while (i < members->count && next_op(core, members->ranks[i], group))
+        i++;
+    return i == members->count;
+}
+
+/* Members that have not submitted the group's next op. */
+static struct ranks missing(const struct core *core, uint32_t group)
+{
+    struct ranks missing = {{0}};
 
     for (uint32_t i = 0; i < core->groups[group].count; i++) {
         if (!next_op(core, core->groups[group].ranks[i], group))
-            mask |= CORE_BIT(core->groups[group].ranks[i]);
+            ranks_add(&missing, core->groups[group].ranks[i]);
     }
-    return mask;
+    return missing;
 }
 
 /* ---- agreement ------------------------------------------------------------------------------- */
@@ -279,7 +290,7 @@ static bool all_may_launch(const struct core *core, uint32_t group)
 void lane_kick(struct core *core, uint32_t group)
 {
     while (core->complete && !core->broken && !core->nomem && !seal_holds(core) &&
-           !missing(core, group) && all_may_launch(core, group)) {
+           all_submitted(core, group) && all_may_launch(core, group)) {
         if (agree(core, group))
             launch(core, group);
     }
@@ -357,7 +368,7 @@ void lane_submit(struct core *core, uint32_t rank, const struct wire_msg *msg)
     plain(&op);
     r = lane_check(core, rank, &op, &text);
     if (r < 0) {
-        core_fail(core, r, r == GW_E_PEER_LOST ? (uint32_t)__builtin_ctzll(core->left) : rank,
+        core_fail(core, r, r == GW_E_PEER_LOST ? ranks_first(&core->left) : rank,
                   "rank %u: %s", rank, line);
         return;
     }
@@ -391,7 +402,7 @@ void lane_op_done(struct core *core, const struct core_event *event)
         const struct lane_use *use = &flight->use[i];
         struct wire_op op = flight->op;
 
-        if (!(core->present & CORE_BIT(use->rank)))
+        if (!ranks_has(&core->present, use->rank))
             continue; /* it left, and its buffers with it */
         op.send_buffer = use->send_buffer;
         op.recv_buffer = use->recv_buffer;
@@ -413,9 +424,9 @@ void lane_op_done(struct core *core, const struct core_event *event)
 bool lane_needs(const struct core *core, uint32_t rank)
 {
     for (uint32_t group = 0; group < core->group_count; group++) {
-        uint64_t gone = missing(core, group);
+        struct ranks gone = missing(core, group);
 
-        if (gone & CORE_BIT(rank) && gone != core->groups[group].mask)
+        if (ranks_has(&gone, rank) && !ranks_equal(&gone, &core->groups[group].members))
             return true;
     }
     return false;

@@ -40,7 +40,7 @@ void lane_buffer(struct core *core, const struct core_event *event)
     struct lane_buffer *buffers;
     uint32_t capacity;
 
-    if (!(core->present & CORE_BIT(event->rank)) || core->broken)
+    if (!ranks_has(&core->present, event->rank) || core->broken)
         return;
     if (lane->buffer_count == lane->buffer_capacity) {
         capacity = lane->buffer_capacity ? lane->buffer_capacity * 2 : 16;

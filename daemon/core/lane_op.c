@@ -55,6 +55,7 @@ static int check_group(const struct core *core, uint32_t rank, const struct wire
                        struct text *text)
 {
     const struct core_group *group = &core->groups[op->group < core->group_count ? op->group : 0];
+    struct ranks gone;
 
     if (op->group >= core->group_count) {
         text_add(text, "there is no group %u: make it with gw_group_new", op->group);
@@ -68,9 +69,10 @@ static int check_group(const struct core *core, uint32_t rank, const struct wire
         text_add(text, "root %u is not a member of group %u", op->root, op->group);
         return GW_E_INVALID;
     }
-    if (group->mask & core->left) {
+    gone = ranks_and(&group->members, &core->left);
+    if (ranks_any(&gone)) {
         text_add(text, "group %u needs ranks that have left the job: ", op->group);
-        text_add_ranks(text, group->mask & core->left);
+        text_add_ranks(text, &gone);
         return GW_E_PEER_LOST;
     }
     return 0;

@@ -137,13 +137,8 @@ static void fill_groups(struct layout *layout, const struct layout_options *opti
         group->first_member = at;
         group->members = layout_members(options, g);
         group->shard_ranks = options->stage > 0 && shard_ranks ? shard_ranks : group->members;
-        for (uint32_t i = 0; i < group->members; i++) {
-            uint32_t rank = g == 0 ? i : options->groups[g - 1].ranks[i];
-
-            layout->members[at++] = rank;
-            if (rank < GW_RANKS_MAX)
-                group->mask |= (uint64_t)1 << rank;
-        }
+        for (uint32_t i = 0; i < group->members; i++)
+            layout->members[at++] = g == 0 ? i : options->groups[g - 1].ranks[i];
     }
 }
 

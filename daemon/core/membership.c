@@ -16,14 +16,14 @@
 
 static bool attached(const struct core *core, uint32_t rank)
 {
-    return (core->present | core->old) & CORE_BIT(rank);
+    return ranks_has(&core->present, rank) || ranks_has(&core->old, rank);
 }
 
 /* Forgets a rank's client. */
 static void detach(struct core *core, uint32_t rank)
 {
-    core->present &= ~CORE_BIT(rank);
-    core->old &= ~CORE_BIT(rank);
+    ranks_drop(&core->present, rank);
+    ranks_drop(&core->old, rank);
     core->ranks[rank].open_count = 0;
     seal_detach(core, rank);
     group_detach(core, rank);
@@ -33,9 +33,8 @@ static void detach(struct core *core, uint32_t rank)
 static void generation_begin(struct core *core)
 {
     core->generation++;
-    core->old |= core->present;
-    core->present = 0;
-    core->left = 0;
+    core->old = ranks_or(&core->old, &core->present);
+    core->present = core->left = (struct ranks){{0}};
     core->complete = false;
     core->broken = false;
     core->running = false;
@@ -79,12 +78,12 @@ static int join_check(const struct core *core, const struct core_event *event, s
                  world - 1);
         return GW_E_INVALID;
     }
-    if (!core->broken && core->present & CORE_BIT(rank)) {
+    if (!core->broken && ranks_has(&core->present, rank)) {
         text_add(text, "rank %u is taken in generation %u of the job: give each process its own "
                  "rank", rank, core->generation);
         return GW_E_DUPLICATE;
     }
-    if (!core->broken && core->complete && core->present) {
+    if (!core->broken && core->complete && ranks_any(&core->present)) {
         text_add(text, "rank %u has left generation %u of the job, which still runs: join again "
                  "when all have left", rank, core->generation);
         return GW_E_STATE;
@@ -123,7 +122,7 @@ void member_join(struct core *core, const struct core_event *event)
         join_refuse(core, event, r, line);
         return;
     }
-    if (core->generation == 0 || core->broken || !core->present)
+    if (core->generation == 0 || core->broken || !ranks_any(&core->present))
         generation_begin(core);
     if (attached(core, rank)) {
         text_start(&text, line, sizeof(line));
@@ -132,7 +131,7 @@ void member_join(struct core *core, const struct core_event *event)
         drop_effect(core, rank, core->failure.code, line);
     }
     detach(core, rank);
-    core->present |= CORE_BIT(rank);
+    ranks_add(&core->present, rank);
     effect = effects_add(core->effects, CORE_EFF_REPLY);
     effect->rank = rank;
     effect->index = 1;
@@ -140,7 +139,7 @@ void member_join(struct core *core, const struct core_event *event)
     effect->reply.request = event->request;
     effect->reply.u.joined.generation = core->generation;
     effect->reply.u.joined.device = core->config.device;
-    if (core->present == core->everyone)
+    if (ranks_equal(&core->present, &core->everyone))
         all_joined(core);
 }
 
@@ -168,13 +167,13 @@ void member_leave(struct core *core, uint32_t rank)
 {
     const char *what;
 
-    if (!(core->present & CORE_BIT(rank)) || core->broken || !core->complete) {
+    if (!ranks_has(&core->present, rank) || core->broken || !core->complete) {
         detach(core, rank);
         return;
     }
     detach(core, rank);
-    core->left |= CORE_BIT(rank);
-    what = core->present ? needed_for(core, rank) : NULL;
+    ranks_add(&core->left, rank);
+    what = ranks_any(&core->present) ? needed_for(core, rank) : NULL;
     if (what)
         core_fail(core, GW_E_PEER_LOST, rank,
                   "rank %u has left the job, but others wait for it in %s: leave only after the "
@@ -183,9 +182,8 @@ void member_leave(struct core *core, uint32_t rank)
 
 void member_check_left(struct core *core)
 {
-    for (uint32_t rank = 0; rank < core->config.world && core->left && !core->broken; rank++) {
-        if (!(core->left & CORE_BIT(rank)))
-            continue;
+    for (uint32_t rank = ranks_first(&core->left); rank < GW_RANKS_MAX && !core->broken;
+         rank = ranks_next(&core->left, rank + 1)) {
         if (core->sealed && zero_needs(core->zero, rank))
             core_fail(core, GW_E_PEER_LOST, rank,
                       "rank %u has left the job after %llu steps, but the others go on: leave only "
@@ -196,7 +194,7 @@ void member_check_left(struct core *core)
 
 void member_lost(struct core *core, uint32_t rank, const char *how, bool with_shards)
 {
-    bool present = core->present & CORE_BIT(rank);
+    bool present = ranks_has(&core->present, rank);
 
     if (!attached(core, rank))
         return;
@@ -212,7 +210,7 @@ void member_drop(struct core *core, uint32_t rank, const char *format, ...)
 {
     char line[GW_TEXT_MAX + 1];
     struct text text = TEXT(line);
-    bool present = core->present & CORE_BIT(rank);
+    bool present = ranks_has(&core->present, rank);
     va_list arguments;
 
     va_start(arguments, format);

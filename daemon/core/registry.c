@@ -113,7 +113,7 @@ static int group_check(const struct core *core, uint32_t rank, const struct wire
     const uint32_t *ranks = msg->u.param_group.ranks;
     uint32_t count = msg->u.param_group.count, world = core->config.world;
     uint32_t before = begins_anew(&mine->list) ? 0 : mine->list.group_count;
-    uint64_t mask = 0;
+    struct ranks members = {{0}};
 
     if (core->sealed || mine->seal_request) {
         text_add(text, "rank %u adds a group after its seal: add groups before gw_seal", rank);
@@ -133,11 +133,11 @@ static int group_check(const struct core *core, uint32_t rank, const struct wire
             text_add(text, "a group cannot hold rank %u: the job has %u ranks", ranks[i], world);
             return GW_E_INVALID;
         }
-        if (mask & CORE_BIT(ranks[i])) {
+        if (ranks_has(&members, ranks[i])) {
             text_add(text, "rank %u stands twice in a group's list", ranks[i]);
             return GW_E_INVALID;
         }
-        mask |= CORE_BIT(ranks[i]);
+        ranks_add(&members, ranks[i]);
     }
     /* What the stage has to say is known at the seal. */
     return options_check_runs(&any, msg->u.param_group.shard_ranks, count, "a group's ", text);

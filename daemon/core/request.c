@@ -203,9 +203,10 @@ void request_handle(struct core *core, uint32_t rank, const struct wire_msg *msg
     const struct request_row *row = request_row(msg->type);
     struct core_rank *mine = &core->ranks[rank];
 
-    if (!((core->present | core->old) & CORE_BIT(rank)) || !request_sound(core, rank, msg, row))
+    if ((!ranks_has(&core->present, rank) && !ranks_has(&core->old, rank)) ||
+        !request_sound(core, rank, msg, row))
         return;
-    if (core->broken || core->old & CORE_BIT(rank)) {
+    if (core->broken || ranks_has(&core->old, rank)) {
         request_broken(core, rank, msg, row);
         return;
     }

@@ -18,7 +18,7 @@
 
 bool seal_pending(const struct core *core)
 {
-    return core->sealed_ranks && !core->sealed;
+    return ranks_any(&core->sealed_ranks) && !core->sealed;
 }
 
 void seal_detach(struct core *core, uint32_t rank)
@@ -26,7 +26,7 @@ void seal_detach(struct core *core, uint32_t rank)
     reg_list_clear(&core->ranks[rank].list);
     core->ranks[rank].seal_request = 0;
     if (!core->sealed)
-        core->sealed_ranks &= ~CORE_BIT(rank);
+        ranks_drop(&core->sealed_ranks, rank);
 }
 
 void seal_reset(struct core *core)
@@ -35,7 +35,7 @@ void seal_reset(struct core *core)
         reg_list_clear(&core->ranks[rank].list);
         core->ranks[rank].seal_request = 0;
     }
-    core->sealed_ranks = 0;
+    core->sealed_ranks = (struct ranks){{0}};
     core->sealed = false;
 }
 
@@ -59,7 +59,7 @@ static void refuse_all(struct core *core, int code, const char *text)
         if (request)
             core_reply_done(core, rank, request, code, "%s", text);
     }
-    core->sealed_ranks = 0;
+    core->sealed_ranks = (struct ranks){{0}};
     lane_kick_all(core);
 }
 
@@ -200,7 +200,7 @@ static void seal_all(struct core *core)
 
 static bool all_sealed(const struct core *core)
 {
-    return core->sealed_ranks == core->everyone && !core->sealed;
+    return ranks_equal(&core->sealed_ranks, &core->everyone) && !core->sealed;
 }
 
 bool seal_holds(const struct core *core)
@@ -258,9 +258,9 @@ void seal_request(struct core *core, uint32_t rank, const struct wire_msg *msg)
         core_reply_done(core, rank, msg->request, r, "%s", line);
         return;
     }
-    if (core->left) {
-        text_add_ranks(&text, core->left);
-        core_fail(core, GW_E_PEER_LOST, (uint32_t)__builtin_ctzll(core->left),
+    if (ranks_any(&core->left)) {
+        text_add_ranks(&text, &core->left);
+        core_fail(core, GW_E_PEER_LOST, ranks_first(&core->left),
                   "rank %u seals, but ranks %s have left the job: leave only after the last common "
                   "call", rank, line);
         return;
@@ -268,11 +268,11 @@ void seal_request(struct core *core, uint32_t rank, const struct wire_msg *msg)
     if (mine->seal_request) /* its caller gave up waiting and calls again */
         core_reply_done(core, rank, mine->seal_request, GW_E_AGAIN,
                         "a later seal of rank %u took this one's place", rank);
-    if (!core->sealed_ranks)
+    if (!ranks_any(&core->sealed_ranks))
         core->seal_since_ns = core->now_ns;
     mine->seal = seal;
     mine->seal_request = msg->request;
-    core->sealed_ranks |= CORE_BIT(rank);
+    ranks_add(&core->sealed_ranks, rank);
     seal_kick(core);
 }
 

@@ -43,10 +43,10 @@ static bool join_wait(const struct core *core, struct core_wait *ret_wait)
 {
     struct text text;
 
-    if (core->complete || !core->present)
+    if (core->complete || !ranks_any(&core->present))
         return false;
     ret_wait->since_ns = core->first_join_ns;
-    ret_wait->missing = core->everyone & ~core->present;
+    ret_wait->missing = ranks_and_not(&core->everyone, &core->present);
     text_start(&text, ret_wait->text, sizeof(ret_wait->text));
     text_add(&text, "join of generation %u", core->generation);
     return true;
@@ -56,10 +56,10 @@ static bool seal_wait(const struct core *core, struct core_wait *ret_wait)
 {
     struct text text;
 
-    if (!seal_pending(core) || core->sealed_ranks == core->everyone)
+    if (!seal_pending(core) || ranks_equal(&core->sealed_ranks, &core->everyone))
         return false;
     ret_wait->since_ns = core->seal_since_ns;
-    ret_wait->missing = core->everyone & ~core->sealed_ranks;
+    ret_wait->missing = ranks_and_not(&core->everyone, &core->sealed_ranks);
     text_start(&text, ret_wait->text, sizeof(ret_wait->text));
     text_add(&text, "seal");
     return true;
@@ -82,7 +82,7 @@ static bool oldest(const struct core *core, struct core_wait *ret_wait, uint32_t
     struct core_wait wait;
     bool found = false;
 
-    for (uint32_t source = 0; source < last && core->present; source++) {
+    for (uint32_t source = 0; source < last && ranks_any(&core->present); source++) {
         wait.op = 0;
         wait.text[0] = 0;
         if (!sources[source](core, &wait))
@@ -161,9 +161,9 @@ static void stall_report(struct core *core, struct core_wait *wait)
     text_start(&text, effect->text, sizeof(effect->text));
     text_add(&text, "%s: ", wait->text);
     add_seconds(&text, core->now_ns - wait->since_ns);
-    if (wait->missing) {
+    if (ranks_any(&wait->missing)) {
         text_add(&text, ", ranks not arrived: ");
-        text_add_ranks(&text, wait->missing);
+        text_add_ranks(&text, &wait->missing);
     } else {
         text_add(&text, ", all ranks arrived, not finished");
     }
@@ -178,16 +178,16 @@ static void stall_report(struct core *core, struct core_wait *wait)
 
 static void time_out(struct core *core, struct core_wait *wait, uint32_t source)
 {
-    uint64_t missing = wait->missing;
+    const struct ranks *missing = &wait->missing;
     uint32_t rank = CORE_NO_RANK;
     char line[GW_TEXT_MAX + 1];
     struct text text = TEXT(line);
 
     describe(core, source, wait);
-    if (missing && !(missing & (missing - 1)))
-        rank = (uint32_t)__builtin_ctzll(missing);
+    if (ranks_count(missing) == 1)
+        rank = ranks_first(missing);
     text_add(&text, "%s: ", wait->text);
-    if (missing) {
+    if (ranks_any(missing)) {
         text_add(&text, "ranks not arrived within ");
         add_seconds(&text, core->now_ns - wait->since_ns);
         text_add(&text, ": ");

@@ -80,7 +80,8 @@ static int allocate(struct zero *z)
     z->tokens = table(n, z->token_keys, 1, sizeof(*z->tokens));
     z->slot_table = table(n, z->slots, 1, sizeof(*z->slot_table));
     z->due = table(b, z->depth, 1, sizeof(*z->due));
-    z->done = table(b, 1, 1, sizeof(*z->done));
+    z->due_ranks = table(b, z->depth, z->words, sizeof(*z->due_ranks));
+    z->done = table(b, z->words, 1, sizeof(*z->done));
     z->launched = table(b, 1, 1, sizeof(*z->launched));
     z->valid = table(b, 1, 1, 1);
     z->zeroed = table(b, 1, 1, 1);
@@ -89,8 +90,9 @@ static int allocate(struct zero *z)
     z->unit_held = table(n, z->units, 1, sizeof(*z->unit_held));
     z->unit_gather = table(n, z->fetch_units, 1, sizeof(*z->unit_gather));
     if (!z->members || !z->ranks || !z->piece_bits || !z->entries || !z->contributions ||
-        !z->tokens || !z->slot_table || !z->due || !z->done || !z->launched || !z->valid ||
-        !z->zeroed || !z->used_bits || !z->unit_fetches || !z->unit_held || !z->unit_gather)
+        !z->tokens || !z->slot_table || !z->due || !z->due_ranks || !z->done || !z->launched ||
+        !z->valid || !z->zeroed || !z->used_bits || !z->unit_fetches || !z->unit_held ||
+        !z->unit_gather)
         return GW_E_NOMEM;
     for (uint32_t rank = 0; rank < z->world; rank++)
         z->members[rank] = rank;
@@ -123,7 +125,8 @@ static void fill(struct zero *z, const struct layout *layout, const struct wire_
     z->layout = layout;
     z->options = *options;
     z->world = world;
-    z->everyone = world == 64 ? UINT64_MAX : ZERO_BIT(world) - 1;
+    z->everyone = ranks_below(world);
+    z->words = ranks_words(world);
     z->drop = drop_edges;
     z->stage = options->stage;
     z->micro_steps = options->micro_steps;
@@ -203,6 +206,7 @@ struct zero *zero_free(struct zero *z)
     free(z->tokens);
     free(z->slot_table);
     free(z->due);
+    free(z->due_ranks);
     free(z->done);
     free(z->launched);
     free(z->valid);
@@ -596,7 +600,7 @@ static void reset_groups(struct zero *z)
         struct zero_group *group = &z->groups[g];
 
         group->gate = group->committed = group->gathered = z->step;
-        group->fresh = 0;
+        group->fresh = (struct ranks){{0}};
     }
     groups_first_order(z);
 }

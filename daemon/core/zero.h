@@ -20,9 +20,9 @@ struct core_fault {
 
 /* The oldest thing that some ranks wait for. */
 struct core_wait {
-    uint64_t since_ns; /* when the first rank arrived */
-    uint64_t missing;  /* bit per rank that has not arrived */
-    uint64_t op;       /* 0; or tells it from others, and the text is made when it is needed */
+    uint64_t since_ns;    /* when the first rank arrived */
+    struct ranks missing; /* that have not arrived */
+    uint64_t op;          /* 0; or tells it from others, and the text is made when it is needed */
     char text[GW_TEXT_MAX + 1]; /* "reduce-scatter of bucket 3 (step 12)" */
 };
 

@@ -145,7 +145,7 @@ struct core_op *fetch_part_op(struct zero *z, uint32_t rank, uint32_t part, uint
     if (out)
         *out = fetch_place(z, rank, at->first_bucket, offset_bytes);
     if (flying)
-        flying->ranks = ZERO_BIT(rank);
+        flying->ranks = ranks_one(rank);
     return op;
 }
 
@@ -185,14 +185,14 @@ void fetch_persistent(struct zero *z, uint32_t rank, uint32_t group, uint64_t st
         op->measure = !counted;
         z->ranks[rank].persist_op = op->id;
     }
-    z->groups[group].fresh |= ZERO_BIT(rank);
+    ranks_add(&z->groups[group].fresh, rank);
 }
 
 /* Where no update has brought them: at first, and after they were written. */
 static void refresh_persistent(struct zero *z, uint32_t rank, uint64_t step)
 {
     for (uint32_t g = 0; g < z->group_count && z->persistent_parts; g++) {
-        if (zero_in(z, g, rank) && !(z->groups[g].fresh & ZERO_BIT(rank)))
+        if (zero_in(z, g, rank) && !ranks_has(&z->groups[g].fresh, rank))
             fetch_persistent(z, rank, g, step - 1, false);
     }
 }

@@ -56,31 +56,35 @@ static void reset_rank(struct zero *z, uint32_t rank)
 
 void grad_reset_step(struct zero *z)
 {
-    size_t due = (size_t)z->buckets * z->depth * sizeof(*z->due);
+    size_t due = (size_t)z->buckets * z->depth;
 
     for (uint32_t r = 0; r < z->world; r++)
         reset_rank(z, r);
     memset(z->contributions, 0,
            (size_t)z->world * z->buckets * z->depth * sizeof(*z->contributions));
-    memset(z->due, 0, due);
-    memset(z->done, 0, z->buckets * sizeof(*z->done));
+    memset(z->due, 0, due * sizeof(*z->due));
+    memset(z->due_ranks, 0, due * z->words * sizeof(*z->due_ranks));
+    memset(z->done, 0, (size_t)z->buckets * z->words * sizeof(*z->done));
     memset(z->launched, 0, z->buckets * sizeof(*z->launched));
     memset(z->valid, 0, z->buckets);
     memset(z->zeroed, 0, z->buckets);
     memset(z->used_bits, 0, ((size_t)z->params + 7) / 8);
     z->used_params = 0;
-    z->declared = 0;
+    z->declared = (struct ranks){{0}};
     groups_reset_step(z);
 }
 
 /* ---- closing contributions ------------------------------------------------------------------- */
 
-static void arrive(struct zero *z, uint32_t rank, struct zero_due *due)
+static void arrive(struct zero *z, uint32_t rank, uint32_t bucket, uint32_t m)
 {
-    if (!due->mask)
+    struct zero_due *due = zero_due(z, bucket, m);
+
+    if (!due->any)
         due->first_ns = z->now_ns;
+    due->any = true;
     due->ready_ns = z->now_ns;
-    due->mask |= ZERO_BIT(rank);
+    ranks_row_add(zero_due_row(z, bucket, m), rank);
 }
 
 /* The first member's order of declarations is the next step's order of launches. */
@@ -109,11 +113,11 @@ static void finish(struct zero *z, uint32_t rank, uint32_t bucket)
     if (must_convert(z, rank, bucket))
         launch_local_add(z, rank, bucket);
     entry->done = true;
-    z->done[bucket] |= ZERO_BIT(rank);
+    ranks_row_add(zero_done_row(z, bucket), rank);
     z->ranks[rank].undone_buckets--;
     if (!z->local)
         return;
-    arrive(z, rank, zero_due(z, bucket, 0));
+    arrive(z, rank, bucket, 0);
     record(z, rank, bucket);
 }
 
@@ -127,7 +131,7 @@ static void close_shard(struct zero *z, uint32_t rank, uint32_t bucket)
     else if (entry->filled)
         launch_zero_fill(z, rank, bucket, PIECE_READY, place_of_grads(z, bucket, rank), false);
     *zero_contribution(z, rank, bucket, m) = !entry->filled ? 0 : z->ring ? 1 + slot : 1;
-    arrive(z, rank, zero_due(z, bucket, m));
+    arrive(z, rank, bucket, m);
     if (m == 0)
         record(z, rank, bucket);
     /* Edge ALL_READY dropped: the reduction has run without it. */
@@ -192,8 +196,7 @@ static int check_entry(struct zero *z, uint32_t rank, const struct wire_ready_en
         return zero_fail(z, GW_E_INVALID, rank,
                          "rank %u declared piece %u of parameter %u, which does not exist", rank,
                          entry->piece, entry->param);
-    if (!(layout_page_groups(layout_page(z->layout))[layout_params(z->layout)[entry->param].group]
-              .mask & ZERO_BIT(rank)))
+    if (!ranks_has(&z->groups[layout_params(z->layout)[entry->param].group].members, rank))
         return fail_piece(z, GW_E_INVALID, rank, entry,
                           "was declared, but its group does not hold the rank");
     if (entry->flags & ~(uint32_t)(GW_GRAD_ACCUMULATE | GW_GRAD_RUNNING) ||
@@ -347,7 +350,7 @@ int grad_ready(struct zero *z, uint32_t rank, const struct wire_ready_entry *ent
         if (must_wait(z, rank, &entries[i]))
             return 1;
     }
-    z->declared |= ZERO_BIT(rank);
+    ranks_add(&z->declared, rank);
     for (uint32_t i = 0; i < count && r == 0; i++)
         r = ready_one(z, rank, &entries[i]);
     return r;
@@ -434,7 +437,7 @@ int grad_micro_end(struct zero *z, uint32_t rank)
 {
     struct zero_rank *mine = &z->ranks[rank];
 
-    z->declared |= ZERO_BIT(rank);
+    ranks_add(&z->declared, rank);
     if (mine->micro + 1 >= z->micro_steps)
         return zero_fail(z, GW_E_STATE, rank,
                          "rank %u ended micro-step %u of step %llu, but the job was sealed with %u "
@@ -488,7 +491,7 @@ int grad_step_end(struct zero *z, uint32_t rank)
     struct zero_rank *mine = &z->ranks[rank];
     int r;
 
-    z->declared |= ZERO_BIT(rank);
+    ranks_add(&z->declared, rank);
     r = check_micro_steps(z, rank, true);
     if (r == 0 && z->options.unused == GW_UNUSED_ERROR)
         r = check_unused(z, rank);

@@ -108,7 +108,7 @@ void grant_launched(struct zero *z, uint32_t rank, uint32_t fetch_unit, bool ahe
 
 void grant_gathered(struct zero *z, const struct zero_flight *flight)
 {
-    uint32_t rank = (uint32_t)__builtin_ctzll(flight->ranks | 1ull << 63);
+    uint32_t rank = ranks_first(&flight->ranks);
     struct zero_grant *grant;
 
     if (!z->grants || layout_fetch_units(z->layout)[flight->index].units == 0)

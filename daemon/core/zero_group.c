@@ -84,7 +84,8 @@ static void make_groups(struct zero *z)
         group->ranks = layout_page_members(page, g);
         group->count = at->members;
         group->shard_ranks = at->shard_ranks;
-        group->mask = at->mask;
+        for (uint32_t i = 0; i < at->members; i++)
+            ranks_add(&group->members, group->ranks[i]);
         group->scale = scale_of(&z->options, at->members);
         group->order = z->orders[0] + first;
         group->recorded = z->orders[1] + first;
@@ -195,13 +196,13 @@ uint32_t groups_run(const struct zero *z, uint32_t group, uint32_t rank)
     return position - position % z->groups[group].shard_ranks;
 }
 
-uint64_t groups_neighbours(const struct zero *z, uint32_t rank)
+struct ranks groups_neighbours(const struct zero *z, uint32_t rank)
 {
-    uint64_t ranks = ZERO_BIT(rank);
+    struct ranks ranks = ranks_one(rank);
 
     for (uint32_t g = 0; g < z->group_count; g++) {
         if (zero_in(z, g, rank))
-            ranks |= z->groups[g].mask;
+            ranks = ranks_or(&ranks, &z->groups[g].members);
     }
     return ranks;
 }

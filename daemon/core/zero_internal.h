@@ -42,6 +42,7 @@
 #define GW_CORE_ZERO_INTERNAL_H
 
 #include "daemon/base/intervals.h"
+#include "daemon/base/ranks.h"
 #include "daemon/base/text.h"
 #include "daemon/core/edges.h"
 #include "daemon/core/prefetch.h"
@@ -87,7 +88,7 @@ struct zero_group {
     const uint32_t *ranks; /* in its order */
     uint32_t count;
     uint32_t shard_ranks; /* owners of one copy of the shards */
-    uint64_t mask;
+    struct ranks members;
     float scale;
     bool rounds; /* some of its parameters are not fp32: their masters are rounded at a commit */
     uint32_t buckets;
@@ -102,7 +103,7 @@ struct zero_group {
     uint64_t commits;   /* of all members, ever */
     uint64_t gathered;  /* highest step whose gathers of stages 1-2, or of persistent parameters,
                          * are launched */
-    uint64_t fresh;     /* members whose persistent parameters are gathered and not written since */
+    struct ranks fresh; /* members whose persistent parameters are gathered and not written since */
 };
 
 /* What one GATHER brings: buckets of one group that follow each other. Stages 1-2: one bucket;
@@ -115,7 +116,7 @@ struct zero_part {
 
 /* Contribution m of all ranks to one bucket. */
 struct zero_due {
-    uint64_t mask; /* ranks that have declared it */
+    bool any; /* rank has declared it */
     uint64_t first_ns, ready_ns;
 };
 
@@ -230,7 +231,7 @@ enum flight_kind {
 struct zero_flight { /* an op that was launched and is not known to be done */
     uint64_t id;
     uint64_t step;
-    uint64_t ranks; /* that take part */
+    struct ranks ranks; /* that take part */
     uint32_t index; /* MEASURE: which of a pass's ops; GATHER, stage 3: fetch unit */
     uint8_t kind;
 };
@@ -261,7 +262,8 @@ struct zero {
     bool mapped; /* stage 3, gather=mapped */
     uint64_t drop;      /* edges left out */
     uint32_t world;
-    uint64_t everyone;  /* a bit per rank */
+    struct ranks everyone;
+    uint32_t words;     /* of a set in a table's row */
     bool ordered;       /* clients order by streams: what they declare comes to pass later */
     uint32_t buckets, pieces, params, units, fetch_units;
     const struct gw_layout_bucket *bucket_table;
@@ -296,6 +298,7 @@ struct zero {
     struct zero_tokens *tokens; /* rank x key */
     struct zero_slot *slot_table; /* rank x slot */
     struct zero_due *due;      /* bucket x depth */
+    uint64_t *due_ranks;       /* bucket x depth: those that have declared it */
     uint64_t *done;            /* bucket: ranks with no contribution any more */
     uint32_t *launched;        /* bucket: contributions launched this step */
     uint8_t *valid;            /* bucket: holds a gradient of this step */
@@ -310,7 +313,7 @@ struct zero {
     struct zero_secondary *secondaries; /* part x block; NULL: none */
 
     uint64_t step;
-    uint64_t declared;         /* ranks that declared anything in the ledger's step */
+    struct ranks declared;     /* that declared anything in the ledger's step */
     uint64_t verdict_op;       /* last verdict */
     uint64_t update_open;      /* steps whose update windows are open to who has begun */
     uint64_t committed;        /* highest step that some rank has committed */
@@ -348,6 +351,26 @@ static inline uint32_t *zero_contribution(const struct zero *z, uint32_t rank, u
 static inline struct zero_due *zero_due(const struct zero *z, uint32_t bucket, uint32_t m)
 {
     return &z->due[(size_t)bucket * z->depth + m];
+}
+
+/* Ranks that have declared contribution m; that give none any more. */
+static inline uint64_t *zero_due_row(const struct zero *z, uint32_t bucket, uint32_t m)
+{
+    return &z->due_ranks[((size_t)bucket * z->depth + m) * z->words];
+}
+
+static inline uint64_t *zero_done_row(const struct zero *z, uint32_t bucket)
+{
+    return &z->done[(size_t)bucket * z->words];
+}
+
+/* Ranks from which contribution m of the bucket need not be waited for. */
+static inline struct ranks zero_arrived(const struct zero *z, uint32_t bucket, uint32_t m)
+{
+    struct ranks due = ranks_of_row(zero_due_row(z, bucket, m), z->words);
+    struct ranks done = ranks_of_row(zero_done_row(z, bucket), z->words);
+
+    return ranks_or(&due, &done);
 }
 
 static inline struct zero_tokens *zero_tokens(const struct zero *z, uint32_t rank, uint32_t key)
@@ -402,8 +425,6 @@ static inline bool zero_edge(const struct zero *z, enum edge edge)
     return edge_kept(z->drop, edge);
 }
 
-#define ZERO_BIT(rank) (1ull << (rank))
-
 /* ---- zero.c ---------------------------------------------------------------------------------- */
 
 /* Fills in the fault and returns code. */
@@ -434,7 +455,7 @@ void groups_reset_step(struct zero *z);
 /* The first member of the rank's run of owners. */
 uint32_t groups_run(const struct zero *z, uint32_t group, uint32_t rank);
 /* Ranks that have buckets in common with this one, itself included. */
-uint64_t groups_neighbours(const struct zero *z, uint32_t rank);
+struct ranks groups_neighbours(const struct zero *z, uint32_t rank);
 /* Steps that all of the rank's groups have resolved. */
 uint64_t groups_rank_gate(const struct zero *z, uint32_t rank);
 void groups_committed(struct zero *z, uint32_t rank, uint64_t step);
@@ -603,7 +624,7 @@ void measure_reset(struct zero *z);
 void io_request(struct zero *z, uint32_t rank, const struct wire_msg *msg);
 void io_pump(struct zero *z);
 /* The ranks that are at work on a step; *ret_why says what the lowest of them does, or "". */
-uint64_t zero_busy(const struct zero *z, struct text *why);
+struct ranks zero_busy(const struct zero *z, struct text *why);
 
 /* ---- zero_ops.c ------------------------------------------------------------------------------ */
 

@@ -15,25 +15,26 @@ static bool has_begun(const struct zero *z, uint32_t rank)
     return late != NULL;
 }
 
-uint64_t zero_busy(const struct zero *z, struct text *why)
+struct ranks zero_busy(const struct zero *z, struct text *why)
 {
-    uint64_t busy = 0;
+    struct ranks busy = {{0}};
 
     for (uint32_t r = 0; r < z->world; r++) {
         const struct zero_rank *rank = &z->ranks[r];
-        bool declared = z->declared & ZERO_BIT(r) || has_begun(z, r);
+        bool declared = ranks_has(&z->declared, r) || has_begun(z, r);
+        bool first = !ranks_any(&busy);
 
         if (!declared && !rank->held && !rank->fetches.count)
             continue;
-        if (!busy && rank->held) {
+        if (first && rank->held) {
             text_add(why, "rank %u has fetched unit '", r);
             text_add_escaped(why, fetch_held_name(z, r));
             text_add(why, "'");
-        } else if (!busy) {
+        } else if (first) {
             text_add(why, "rank %u is in step %llu already%s", r,
                      (unsigned long long)z->step + 1, declared ? " (gradients declared)" : "");
         }
-        busy |= ZERO_BIT(r);
+        ranks_add(&busy, r);
     }
     return busy;
 }
@@ -61,6 +62,8 @@ static bool sound(const struct zero *z, const struct wire_msg *msg)
 /* 0: now; 1: later; < 0: refused, why is in *why. */
 static int allowed(struct zero *z, uint32_t rank, struct text *why)
 {
+    struct ranks busy;
+
     if (z->ranks[rank].backlog.count)
         return 1;
     if (z->ranks[rank].update == UPDATE_BEGUN) {
@@ -68,7 +71,8 @@ static int allowed(struct zero *z, uint32_t rank, struct text *why)
                  (unsigned long long)z->ranks[rank].ended);
         return GW_E_STATE;
     }
-    if (zero_busy(z, why)) {
+    busy = zero_busy(z, why);
+    if (ranks_any(&busy)) {
         text_add(why, ": parameters are written and read between steps only, with no unit fetched");
         return GW_E_STATE;
     }
@@ -82,7 +86,7 @@ static void note_write(struct zero *z, uint32_t param)
     const struct gw_layout_param *at = &layout_params(z->layout)[param];
 
     if (at->persistent)
-        z->groups[at->group].fresh = 0;
+        z->groups[at->group].fresh = (struct ranks){{0}};
     else
         fetch_forget(z);
 }

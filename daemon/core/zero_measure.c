@@ -219,6 +219,7 @@ static int all_asked(struct zero *z)
     char line[GW_TEXT_MAX + 1] = "";
     struct text why = TEXT(line);
     bool some = false, all = true;
+    struct ranks busy;
 
     for (uint32_t r = 0; r < z->world; r++) {
         some |= z->ranks[r].measure;
@@ -226,7 +227,8 @@ static int all_asked(struct zero *z)
     }
     if (!some)
         return 0;
-    if (!zero_busy(z, &why)) {
+    busy = zero_busy(z, &why);
+    if (!ranks_any(&busy)) {
         for (uint32_t r = 0; r < z->world && !*line; r++) {
             if (z->ranks[r].update != UPDATE_NONE)
                 text_add(&why, "rank %u has ended step %llu and neither updated nor gone on", r,

@@ -101,9 +101,9 @@ void ops_members(struct zero *z, struct core_op *op, const uint32_t *members, ui
     op->world = count;
     if (!flight)
         return;
-    flight->ranks = 0;
+    flight->ranks = (struct ranks){{0}};
     for (uint32_t i = 0; i < count; i++)
-        flight->ranks |= ZERO_BIT(members[i]);
+        ranks_add(&flight->ranks, members[i]);
 }
 
 struct core_ref *ops_refs(struct zero *z, uint32_t count)
@@ -202,10 +202,9 @@ static void count_comm(struct zero *z, const struct zero_flight *flight, uint64_
 {
     if (flight->kind != FLIGHT_GATHER && flight->kind != FLIGHT_REDUCE)
         return;
-    for (uint32_t r = 0; r < z->world; r++) {
-        if (flight->ranks & ZERO_BIT(r))
-            comm_add(&z->ranks[r].comm, flight->step, started_ns, done_ns);
-    }
+    for (uint32_t r = ranks_first(&flight->ranks); r < z->world;
+         r = ranks_next(&flight->ranks, r + 1))
+        comm_add(&z->ranks[r].comm, flight->step, started_ns, done_ns);
 }
 
 void zero_op_done(struct zero *z, uint64_t now_ns, uint64_t op, uint64_t started_ns,

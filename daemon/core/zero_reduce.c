@@ -250,7 +250,9 @@ static void launch_between(struct zero *z, uint32_t bucket, uint32_t slice)
 /* No contribution of this step comes any more, and those that came are launched. */
 static bool is_final(const struct zero *z, const struct zero_group *group, uint32_t bucket)
 {
-    if (z->done[bucket] != group->mask)
+    struct ranks done = ranks_of_row(zero_done_row(z, bucket), z->words);
+
+    if (!ranks_equal(&done, &group->members))
         return false;
     for (uint32_t i = 0; i < group->count; i++) {
         const struct zero_entry *entry = zero_entry(z, group->ranks[i], bucket);
@@ -295,13 +297,13 @@ static bool all_declared(const struct zero *z, uint32_t m)
 static bool may_launch(const struct zero *z, const struct zero_group *group, uint32_t bucket,
                        uint32_t m)
 {
-    uint64_t mask = z->done[bucket];
+    struct ranks arrived;
 
     if (zero_edge(z, EDGE_SHARD_CONSUMED) && group->gate < z->step)
         return false;
-    if (!z->local)
-        mask |= zero_due(z, bucket, m)->mask;
-    if (zero_edge(z, EDGE_ALL_READY) ? mask != group->mask : mask == 0)
+    arrived = zero_arrived(z, bucket, m);
+    if (zero_edge(z, EDGE_ALL_READY) ? !ranks_equal(&arrived, &group->members)
+                                     : !ranks_any(&arrived))
         return false;
     return !z->options.overlap_off || all_declared(z, m);
 }

@@ -15,12 +15,12 @@ static unsigned long long number(uint64_t value)
 /* ---- who waits for whom ---------------------------------------------------------------------- */
 
 /* True: older than what *wait holds, which then starts anew. */
-static bool older(struct core_wait *wait, uint64_t since_ns, uint64_t missing)
+static bool older(struct core_wait *wait, uint64_t since_ns, const struct ranks *missing)
 {
-    if (missing == 0 || since_ns >= wait->since_ns)
+    if (!ranks_any(missing) || since_ns >= wait->since_ns)
         return false;
     wait->since_ns = since_ns;
-    wait->missing = missing;
+    wait->missing = *missing;
     return true;
 }
 
@@ -29,24 +29,26 @@ static void reductions_wait(const struct zero *z, struct core_wait *wait)
     const char *kind = z->stage == 0 ? "all-reduce" : "reduce-scatter";
 
     for (uint32_t b = 0; b < z->buckets; b++) {
-        for (uint32_t m = z->launched[b]; m < z->depth && zero_due(z, b, m)->mask; m++) {
+        for (uint32_t m = z->launched[b]; m < z->depth && zero_due(z, b, m)->any; m++) {
             const struct zero_due *due = zero_due(z, b, m);
+            struct ranks arrived = zero_arrived(z, b, m);
+            struct ranks missing = ranks_and_not(&zero_group_of(z, b)->members, &arrived);
             struct text text = TEXT(wait->text);
 
-            if (older(wait, due->first_ns, zero_group_of(z, b)->mask & ~(due->mask | z->done[b])))
+            if (older(wait, due->first_ns, &missing))
                 text_add(&text, "%s of bucket %u (step %llu)", kind, b, number(z->step + 1));
         }
     }
 }
 
 /* Ranks whose update of `step` is still to come. */
-static uint64_t unresolved(const struct zero *z, uint64_t step)
+static struct ranks unresolved(const struct zero *z, uint64_t step)
 {
-    uint64_t ranks = 0;
+    struct ranks ranks = {{0}};
 
     for (uint32_t r = 0; r < z->world; r++) {
         if (z->ranks[r].resolved < step)
-            ranks |= ZERO_BIT(r);
+            ranks_add(&ranks, r);
     }
     return ranks;
 }
@@ -54,13 +56,14 @@ static uint64_t unresolved(const struct zero *z, uint64_t step)
 /* All have declared, but the shard still holds a gradient that somebody's update may read. */
 static void updates_wait(const struct zero *z, struct core_wait *wait)
 {
-    uint64_t late = unresolved(z, z->step);
+    struct ranks late = unresolved(z, z->step);
 
-    for (uint32_t b = 0; b < z->buckets && late; b++) {
+    for (uint32_t b = 0; b < z->buckets && ranks_any(&late); b++) {
         const struct zero_due *due = zero_due(z, b, 0);
+        struct ranks missing = ranks_and(&late, &zero_group_of(z, b)->members);
         struct text text = TEXT(wait->text);
 
-        if (due->mask && older(wait, due->first_ns, late & zero_group_of(z, b)->mask))
+        if (due->any && older(wait, due->first_ns, &missing))
             text_add(&text, "update of step %llu, before bucket %u is reduced again",
                      number(z->step), b);
     }
@@ -68,17 +71,17 @@ static void updates_wait(const struct zero *z, struct core_wait *wait)
 
 static void io_wait(const struct zero *z, struct core_wait *wait)
 {
-    uint64_t missing = 0;
+    struct ranks missing = {{0}};
 
     for (uint32_t r = 0; r < z->world; r++) {
         if (z->ranks[r].update == UPDATE_BEGUN || z->ranks[r].resolved < z->committed)
-            missing |= ZERO_BIT(r);
+            ranks_add(&missing, r);
     }
-    for (uint32_t r = 0; r < z->world && missing; r++) {
+    for (uint32_t r = 0; r < z->world && ranks_any(&missing); r++) {
         const struct zero_rank *rank = &z->ranks[r];
         struct text text = TEXT(wait->text);
 
-        if (rank->io.waiting && older(wait, rank->io.since_ns, missing))
+        if (rank->io.waiting && older(wait, rank->io.since_ns, &missing))
             text_add(&text, "update of step %llu, before rank %u reads or writes parameter %u",
                      number(z->step), r, rank->io.param);
     }
@@ -87,16 +90,17 @@ static void io_wait(const struct zero *z, struct core_wait *wait)
 static void steps_wait(const struct zero *z, struct core_wait *wait)
 {
     struct text text = TEXT(wait->text);
-    uint64_t since_ns = UINT64_MAX, missing = 0;
+    uint64_t since_ns = UINT64_MAX;
+    struct ranks missing = {{0}};
 
     for (uint32_t r = 0; r < z->world; r++) {
         const struct zero_rank *rank = &z->ranks[r];
         if (rank->ended <= z->step)
-            missing |= ZERO_BIT(r);
+            ranks_add(&missing, r);
         else if (rank->ended_ns < since_ns)
             since_ns = rank->ended_ns;
     }
-    if (since_ns != UINT64_MAX && older(wait, since_ns, missing))
+    if (since_ns != UINT64_MAX && older(wait, since_ns, &missing))
         text_add(&text, "end of step %llu", number(z->step + 1));
 }
 
@@ -104,10 +108,16 @@ static void fetches_wait(const struct zero *z, struct core_wait *wait)
 {
     for (uint32_t r = 0; r < z->world && z->stage > 0; r++) {
         const struct zero_late *head = z->ranks[r].fetches.head;
-        uint64_t others = groups_neighbours(z, r) & ~ZERO_BIT(r);
         struct text text = TEXT(wait->text);
+        struct ranks missing, others;
 
-        if (!head || !older(wait, head->now_ns, unresolved(z, head->step - 1) & others))
+        if (!head)
+            continue;
+        others = groups_neighbours(z, r);
+        ranks_drop(&others, r);
+        missing = unresolved(z, head->step - 1);
+        missing = ranks_and(&missing, &others);
+        if (!older(wait, head->now_ns, &missing))
             continue;
         text_add(&text, "update of step %llu", number(head->step - 1));
         if (head->type == WIRE_FETCH) /* else the end of a step that fetched nothing */
@@ -118,15 +128,16 @@ static void fetches_wait(const struct zero *z, struct core_wait *wait)
 static void measures_wait(const struct zero *z, struct core_wait *wait)
 {
     struct text text = TEXT(wait->text);
-    uint64_t since_ns = UINT64_MAX, missing = 0;
+    uint64_t since_ns = UINT64_MAX;
+    struct ranks missing = {{0}};
 
     for (uint32_t r = 0; r < z->world; r++) {
         if (!z->ranks[r].measure)
-            missing |= ZERO_BIT(r);
+            ranks_add(&missing, r);
         else if (z->ranks[r].measure_ns < since_ns)
             since_ns = z->ranks[r].measure_ns;
     }
-    if (since_ns != UINT64_MAX && older(wait, since_ns, missing))
+    if (since_ns != UINT64_MAX && older(wait, since_ns, &missing))
         text_add(&text, "measurement");
 }
 
@@ -146,12 +157,21 @@ bool zero_oldest_wait(const struct zero *z, struct core_wait *ret_wait)
     return true;
 }
 
+static bool neighbours(const struct zero *z, uint32_t rank, uint32_t other)
+{
+    struct ranks all = groups_neighbours(z, rank);
+
+    return ranks_has(&all, other);
+}
+
 /* Others have begun a step that the rank has not ended, or wait for its update or measuring. */
 bool zero_needs(const struct zero *z, uint32_t rank)
 {
     const struct zero_rank *gone = &z->ranks[rank];
+    struct ranks others = z->declared;
 
-    if (gone->ended <= z->step && z->declared & ~ZERO_BIT(rank))
+    ranks_drop(&others, rank);
+    if (gone->ended <= z->step && ranks_any(&others))
         return true;
     for (uint32_t r = 0; r < z->world; r++) {
         const struct zero_rank *other = &z->ranks[r];
@@ -163,7 +183,7 @@ bool zero_needs(const struct zero *z, uint32_t rank)
         if (other->io.waiting &&
             (gone->update == UPDATE_BEGUN || gone->resolved < z->committed))
             return true;
-        if (z->stage > 0 && other->fetches.head && groups_neighbours(z, r) & ZERO_BIT(rank) &&
+        if (z->stage > 0 && other->fetches.head && neighbours(z, r, rank) &&
             gone->resolved + 1 < other->fetches.head->step)
             return true;
     }

@@ -108,6 +108,7 @@ static bool head_lacks(const struct zero *z, const struct zero_group *group, uin
 {
     const struct zero_rank *mine = &z->ranks[rank];
     uint32_t bucket = group->order[group->pos_i];
+    struct ranks arrived;
 
     if (mine->ended > z->step)
         return false;
@@ -117,7 +118,8 @@ static bool head_lacks(const struct zero *z, const struct zero_group *group, uin
         return mine->micro <= group->pos_m && mine->open_buckets > 0;
     if (group->pos_m >= z->depth)
         return false;
-    return !((z->done[bucket] | zero_due(z, bucket, group->pos_m)->mask) & ZERO_BIT(rank));
+    arrived = zero_arrived(z, bucket, group->pos_m);
+    return !ranks_has(&arrived, rank);
 }
 
 /* Groups of which a gradient of the rank's micro-step may be due. */
@@ -148,15 +150,17 @@ static uint64_t slot_groups(const struct zero *z, uint32_t rank)
 }
 
 /* Ranks that the heads of these groups lack. */
-static uint64_t lacking(const struct zero *z, uint64_t groups)
+static struct ranks lacking(const struct zero *z, uint64_t groups)
 {
-    uint64_t ranks = 0;
+    struct ranks ranks = {{0}};
 
     for (uint32_t g = 0; g < z->group_count; g++) {
         const struct zero_group *group = &z->groups[g];
 
-        for (uint32_t i = 0; i < group->count && groups >> g & 1; i++)
-            ranks |= head_lacks(z, group, group->ranks[i]) ? ZERO_BIT(group->ranks[i]) : 0;
+        for (uint32_t i = 0; i < group->count && groups >> g & 1; i++) {
+            if (head_lacks(z, group, group->ranks[i]))
+                ranks_add(&ranks, group->ranks[i]);
+        }
     }
     return ranks;
 }
@@ -186,26 +190,35 @@ static bool is_stuck(const struct zero *z, uint32_t rank)
 /* Someone that the rank waits for waits, in the end, for the rank. */
 static bool waits_for_itself(const struct zero *z, uint32_t rank)
 {
-    uint64_t groups = slot_groups(z, rank), seen = 0, late = 0;
+    uint64_t groups = slot_groups(z, rank), seen = 0;
+    struct ranks late = {{0}};
 
     while (groups & ~seen) {
-        late |= lacking(z, groups & ~seen);
+        struct ranks more = lacking(z, groups & ~seen);
+
+        late = ranks_or(&late, &more);
         seen |= groups;
-        for (uint32_t r = 0; r < z->world; r++) {
-            if (late & ZERO_BIT(r) && is_stuck(z, r))
+        for (uint32_t r = ranks_first(&late); r < z->world; r = ranks_next(&late, r + 1)) {
+            if (is_stuck(z, r))
                 groups |= slot_groups(z, r);
         }
     }
-    return late & ZERO_BIT(rank);
+    return ranks_has(&late, rank);
 }
 
 /* One of the rank's slots is of a group whose next reduction waits for none but `going` ranks. */
-static bool gets_slot(const struct zero *z, uint32_t rank, uint64_t going)
+static bool gets_slot(const struct zero *z, uint32_t rank, const struct ranks *going)
 {
     uint64_t groups = slot_groups(z, rank);
 
     for (uint32_t g = 0; g < z->group_count; g++) {
-        if (groups >> g & 1 && !(lacking(z, UINT64_C(1) << g) & ~going))
+        struct ranks lacks;
+
+        if (!(groups >> g & 1))
+            continue;
+        lacks = lacking(z, UINT64_C(1) << g);
+        lacks = ranks_and_not(&lacks, going);
+        if (!ranks_any(&lacks))
             return true;
     }
     return false;
@@ -214,21 +227,23 @@ static bool gets_slot(const struct zero *z, uint32_t rank, uint64_t going)
 /* Nobody who goes on will free a slot for the rank, nor for those it waits for. */
 static bool waits_for_ever(const struct zero *z, uint32_t rank)
 {
-    uint64_t going = 0;
+    struct ranks going = {{0}};
     bool more = true;
 
-    for (uint32_t r = 0; r < z->world; r++)
-        going |= is_stuck(z, r) ? 0 : ZERO_BIT(r);
+    for (uint32_t r = 0; r < z->world; r++) {
+        if (!is_stuck(z, r))
+            ranks_add(&going, r);
+    }
     while (more) {
         more = false;
         for (uint32_t r = 0; r < z->world; r++) {
-            if (going & ZERO_BIT(r) || !gets_slot(z, r, going))
+            if (ranks_has(&going, r) || !gets_slot(z, r, &going))
                 continue;
-            going |= ZERO_BIT(r);
+            ranks_add(&going, r);
             more = true;
         }
     }
-    return !(going & ZERO_BIT(rank));
+    return !ranks_has(&going, rank);
 }
 
 /* False: the bucket of the request has a slot, or its contribution is closed: whoever asked gave up

@@ -42,13 +42,14 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "daemon/base/ranks.h"
 #include "proto/shm.h"
 #include "proto/wire.h"
 
 struct device;
 struct device_stream;
 
-#define DEVICE_ALL_RANKS UINT64_MAX /* bit per rank */
+#define DEVICE_ALL_RANKS NULL /* for abort */
 #define DEVICE_NO_RANK UINT32_MAX   /* memory of the job */
 
 struct device_config {
@@ -111,7 +112,7 @@ struct device_work {
     uint64_t op;      /* > 0, rising in the order of enqueue over all streams of the device */
     const uint64_t *wait_ops; /* enqueued before, on any stream; 0: none */
     uint32_t wait_op_count;
-    uint64_t ranks;   /* bit per rank: fails when one of them is aborted */
+    struct ranks ranks; /* fails when one of them is aborted */
     uint64_t ready_ns;
     /* A signal's started_ns is where the stream's uninterrupted run of such works began: who waits
      * for the last of a run waits for all of it. */
@@ -194,7 +195,7 @@ struct device_ops {
     /* One completion; false: none. Order is that of completion. */
     bool (*take_done)(struct device *device, struct device_done *ret_done);
 
-    void (*abort)(struct device *device, uint64_t ranks);
+    void (*abort)(struct device *device, const struct ranks *ranks); /* or DEVICE_ALL_RANKS */
     /* Blocks until no work is left. Set-up path only, after abort of all ranks. */
     void (*drain)(struct device *device);
     /* Forgets aborts: the job re-forms. */

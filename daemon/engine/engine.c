@@ -247,16 +247,16 @@ void engine_after(struct engine *engine)
  * be on its way. */
 static bool needed_elsewhere(const struct engine *engine)
 {
-    return engine->nodes && engine->job && core_present(job_core(engine->job)) != 0;
+    return engine->nodes && engine->job && ranks_any(core_present(job_core(engine->job)));
 }
 
 static void follow_ranks(struct engine *engine)
 {
-    uint64_t present = engine->nodes ? core_present(job_core(engine->job)) : 0;
+    const struct ranks *present = engine->nodes ? core_present(job_core(engine->job)) : NULL;
 
-    if (present == engine->present)
+    if (!present || ranks_equal(present, &engine->present))
         return;
-    engine->present = present;
+    engine->present = *present;
     if (engine->session_count == 0)
         engine_check_linger(engine);
 }

@@ -92,7 +92,7 @@ struct engine {
     unsigned session_count;
     struct session *ranks[GW_RANKS_MAX]; /* who holds the rank */
     struct nodes *nodes;                 /* NULL: all ranks are on this node */
-    uint64_t present;                    /* ranks that had clients when it was looked at last */
+    struct ranks present;                /* ranks that had clients when it was looked at last */
     uint64_t linger_ns;
     uint64_t idle_ns; /* since when no client is there; 0: some are, or it ends */
     bool end_soon; /* the core said END */

@@ -220,9 +220,9 @@ static int device_lost(struct job *job, uint64_t now_ns, const char *text)
 /* Its last client's buffers: another client holds the rank now. */
 static void replace_client(struct job *job, uint32_t rank)
 {
-    if (!(job->detached >> rank & 1))
+    if (!ranks_has(&job->detached, rank))
         return;
-    job->detached &= ~(1ull << rank);
+    ranks_drop(&job->detached, rank);
     arenas_drop_kind(job->arenas, GW_ARENA_BUFFER, (int)rank, job_last_unfinished(job));
 }
 
@@ -239,14 +239,14 @@ static int effect_joined(struct job *job, uint64_t now_ns, const struct core_eff
         job->generation = reply->u.joined.generation;
     }
     if (nodes && reply->type == WIRE_JOINED) {
-        nodes->of_rank[effect->rank] = (uint8_t)job->origin;
+        nodes->of_rank[effect->rank] = (uint16_t)job->origin;
         replace_client(job, effect->rank);
     }
     if (!nodes || job->origin == nodes->own)
         job->config.callbacks.reply(job->config.callbacks.user, effect->rank, job->cookie, reply,
                                     NULL, 0);
     if (reply->type != WIRE_JOINED || job->formed ||
-        (uint32_t)__builtin_popcountll(core_present(job->core)) < job->config.world)
+        ranks_count(core_present(job->core)) < job->config.world)
         return 0;
     r = job->config.fabric_ops->form(job->fabric);
     if (r < 0)
@@ -434,7 +434,7 @@ static int put(struct job *job, uint64_t now_ns, const struct core_event *event,
 /* By a client of the present generation. */
 static bool is_taken(const struct job *job, uint32_t rank)
 {
-    return core_state(job->core) != GW_JOB_BROKEN && core_present(job->core) >> rank & 1;
+    return core_state(job->core) != GW_JOB_BROKEN && ranks_has(core_present(job->core), rank);
 }
 
 int job_place(struct job *job, uint32_t rank, uint32_t world, const struct device_place *place,
@@ -445,7 +445,7 @@ int job_place(struct job *job, uint32_t rank, uint32_t world, const struct devic
     text[0] = 0;
     if (world != job->config.world || rank >= world || is_taken(job, rank))
         return 0;
-    if (job->placed >> rank & 1) {
+    if (ranks_has(&job->placed, rank)) {
         if (memcmp(&job->places[rank], place, sizeof(*place)) == 0)
             return 0;
         snprintf(text, GW_TEXT_MAX + 1,
@@ -457,7 +457,7 @@ int job_place(struct job *job, uint32_t rank, uint32_t world, const struct devic
     if (r < 0)
         return r;
     job->places[rank] = *place;
-    job->placed |= 1ull << rank;
+    ranks_add(&job->placed, rank);
     return 0;
 }
 
@@ -484,12 +484,12 @@ void job_attach(struct job *job, uint32_t rank, const struct job_port *port)
  * and wait for its tokens. */
 static void drop_detached(struct job *job)
 {
-    uint64_t gone = job->detached & ~core_present(job->core);
+    struct ranks gone = ranks_and_not(&job->detached, core_present(job->core));
 
-    for (uint32_t rank = 0; gone >> rank; rank++)
-        if (gone >> rank & 1)
-            arenas_drop_kind(job->arenas, GW_ARENA_BUFFER, (int)rank, job_last_unfinished(job));
-    job->detached &= ~gone;
+    for (uint32_t rank = ranks_first(&gone); rank < GW_RANKS_MAX;
+         rank = ranks_next(&gone, rank + 1))
+        arenas_drop_kind(job->arenas, GW_ARENA_BUFFER, (int)rank, job_last_unfinished(job));
+    job->detached = ranks_and_not(&job->detached, &gone);
 }
 
 void job_detach(struct job *job, uint32_t rank)
@@ -498,7 +498,7 @@ void job_detach(struct job *job, uint32_t rank)
         span_keep_words(job, rank);
     job->ports[rank] = (struct job_port){.engine = NULL};
     if (job->config.log) {
-        job->detached |= 1ull << rank;
+        ranks_add(&job->detached, rank);
         drop_detached(job);
         return;
     }

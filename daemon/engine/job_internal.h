@@ -29,7 +29,7 @@ struct job {
     bool formed;         /* the fabric, for this generation */
     bool lost;           /* the device or the fabric: never used again */
     char lost_text[GW_TEXT_MAX + 1];
-    uint64_t placed; /* bit per rank: */
+    struct ranks placed; /* those with a place: */
     struct device_place places[GW_RANKS_MAX];
     bool failed; /* this generation has */
     int fail_code;
@@ -38,7 +38,7 @@ struct job {
     /* Several nodes (span.c) */
     bool has_formed;
     char node_lost[GW_TEXT_MAX + 1]; /* "": none is */
-    uint64_t detached;               /* ranks here whose client is gone, as the log will say */
+    struct ranks detached;           /* ranks here whose client is gone, as the log will say */
     uint32_t origin;                 /* node of the event that is handled, */
     uint64_t cookie;                 /* and its connection */
     struct span *span;

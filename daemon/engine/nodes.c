@@ -425,7 +425,8 @@ static struct nodes *start(struct engine *engine)
         return NULL;
     nodes->engine = engine;
     STAILQ_INIT(&nodes->queue);
-    memset(nodes->table.of_rank, FABRIC_NO_NODE, sizeof(nodes->table.of_rank));
+    for (uint32_t rank = 0; rank < GW_RANKS_MAX; rank++)
+        nodes->table.of_rank[rank] = FABRIC_NO_NODE;
     return nodes;
 }
 

@@ -387,7 +387,7 @@ void root_on_lost(struct nodes *nodes, uint32_t peer, const char *why)
     r = put(nodes, &(struct core_event){.kind = (enum core_event_kind)NODES_LOST,
                                         .index = node, .text = line}, 0);
     for (uint32_t rank = 0; r == 0 && rank < job_world(nodes->engine->job); rank++)
-        if (nodes->table.of_rank[rank] == node && core_present(core) >> rank & 1)
+        if (nodes->table.of_rank[rank] == node && ranks_has(core_present(core), rank))
             r = put(nodes,
                     &(struct core_event){
                         .kind = CORE_EV_LOST, .rank = rank, .code = lost, .text = line},

@@ -217,7 +217,7 @@ bool request_own(struct job *job, uint64_t now_ns, uint32_t rank, const struct w
     if (msg->request == 0 || (!memory && !other))
         return false; /* without a request number: the core sends the client away */
     *ret_r = 0;
-    if (memory && (job->failed || !(core_present(job->core) >> rank & 1))) {
+    if (memory && (job->failed || !ranks_has(core_present(job->core), rank))) {
         job_reply_done(job, rank, msg->request, job->fail_code ? job->fail_code : GW_E_STATE, "%s",
                        job->fail_text);
         return true;

@@ -90,7 +90,7 @@ void span_keep_words(struct job *job, uint32_t rank)
 
 const _Atomic uint64_t *span_kept_word(const struct job *job, uint32_t rank, uint32_t timeline)
 {
-    return job->detached >> rank & 1 ? &job->span->words[rank][timeline] : NULL;
+    return ranks_has(&job->detached, rank) ? &job->span->words[rank][timeline] : NULL;
 }
 
 /* ---- values ---------------------------------------------------------------------------------- */

@@ -38,7 +38,7 @@ static void write_job(struct engine *engine, struct gw_stats_page *page)
     const struct core *core = job_core(engine->job);
 
     page->state = core_state(core);
-    page->ranks_present = (uint32_t)__builtin_popcountll(core_present(core));
+    page->ranks_present = ranks_count(core_present(core));
     page->stage = core_layout(core) ? core_options(core)->stage : UINT32_MAX;
     page->generation = core_generation(core);
     page->steps = core_steps(core);

@@ -39,12 +39,12 @@
 
 struct fabric;
 
-#define FABRIC_NO_NODE UINT8_MAX
+#define FABRIC_NO_NODE UINT16_MAX
 
 /* The job's nodes, as they are known by form(). Owned by the job; lives as long as the fabric. */
 struct fabric_nodes {
     uint32_t count, own;
-    uint8_t of_rank[GW_RANKS_MAX]; /* FABRIC_NO_NODE: the rank has not joined yet */
+    uint16_t of_rank[GW_RANKS_MAX]; /* FABRIC_NO_NODE: the rank has not joined yet */
     struct fabric_node {
         bool active;            /* takes part; not gone */
         uint32_t address_bytes; /* 0: no rank is there; not to be reached */

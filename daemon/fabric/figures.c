@@ -93,15 +93,15 @@ uint64_t figures_ring_bytes(const struct core_op *op)
     return fabric_ring_bytes((enum gw_kind)op->traffic, op->payload_bytes, op->world);
 }
 
-uint64_t figures_ranks(const struct core_op *op)
+struct ranks figures_ranks(const struct core_op *op)
 {
-    uint64_t ranks = 0;
+    struct ranks ranks = {{0}};
 
     if (op->kind == CORE_OP_GATHER || op->kind == CORE_OP_LOCAL_ADD || op->kind == CORE_OP_ZERO ||
         op->kind == CORE_OP_CAST || op->kind == CORE_OP_FILL)
-        return 1ull << op->rank;
+        return ranks_one(op->rank);
     for (uint32_t i = 0; i < op->world; i++)
-        ranks |= 1ull << op->members[i];
+        ranks_add(&ranks, op->members[i]);
     return ranks;
 }
 

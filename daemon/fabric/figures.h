@@ -33,8 +33,8 @@ void figures_read(const struct fabric_counters *counters, uint32_t rank,
 void figures_reset(struct fabric_counters *counters);
 
 uint64_t figures_ring_bytes(const struct core_op *op);
-/* Bit per rank that takes part. */
-uint64_t figures_ranks(const struct core_op *op);
+/* Those that take part. */
+struct ranks figures_ranks(const struct core_op *op);
 /* How long ring_bytes take on a link of that rate; 0: no link, or nothing sent over it. */
 uint64_t figures_hold_ns(const struct fabric_op *op, uint64_t ring_bytes,
                          uint64_t link_bytes_per_s);

@@ -241,7 +241,7 @@ void kit_enqueue(struct kit *kit, int lane, struct kit_item *item, struct device
     work->arg = item;
     work->run = run;
     work->release = release;
-    if (work->ranks == 2) /* alone: its memory is what was named */
+    if (work->ranks.word[0] == 2) /* alone: its memory is what was named */
         item->memory[1] = item->memory[0];
     assert_int_equal(kit->ops->enqueue(kit->lane[lane], work), 0);
 }

@@ -22,7 +22,7 @@ static void a_lane_runs_in_order_and_signals_every_rank(void **state)
         item->memory[1] = memory[1];
         kit_enqueue(kit, 0, item,
                     &(struct device_work){
-                        .ready_ns = id, .ranks = 3, .signals = signals, .signal_count = GPUS});
+                        .ready_ns = id, .ranks = {{3}}, .signals = signals, .signal_count = GPUS});
     }
     for (uint64_t id = 1; id <= 20; id++) {
         struct device_done done = kit_done(kit);
@@ -53,10 +53,10 @@ static void an_op_waits_for_ops_of_other_lanes(void **state)
     const uint64_t before[] = {1, 2};
 
     kit_enqueue(kit, 0, kit_item(kit, 1, memory, 1),
-                &(struct device_work){.ranks = 1, .waits = &wait, .wait_count = 1});
-    kit_enqueue(kit, 1, kit_item(kit, 2, NULL, 0), &(struct device_work){.ranks = 2});
+                &(struct device_work){.ranks = {{1}}, .waits = &wait, .wait_count = 1});
+    kit_enqueue(kit, 1, kit_item(kit, 2, NULL, 0), &(struct device_work){.ranks = {{2}}});
     kit_enqueue(kit, 2, kit_item(kit, 3, memory, 3),
-                &(struct device_work){.ranks = 3, .wait_ops = before, .wait_op_count = 2});
+                &(struct device_work){.ranks = {{3}}, .wait_ops = before, .wait_op_count = 2});
     assert_int_equal(kit_done(kit).op, 2); /* of rank 1 alone: nothing holds it */
     kit_pause(kit);
     assert_true(kit_quiet(kit));
@@ -73,7 +73,7 @@ static void tokens_may_be_raised_late_and_in_any_order(void **state)
                                    {&kit->client[1]->timeline[9], 1, 1}};
 
     kit_enqueue(kit, 0, kit_item(kit, 1, NULL, 0),
-                &(struct device_work){.ranks = 3, .waits = waits, .wait_count = 2});
+                &(struct device_work){.ranks = {{3}}, .waits = waits, .wait_count = 2});
     kit_raise(kit, 0, 0, 4);
     kit_raise(kit, 1, 9, 7);
     kit_pause(kit);
@@ -89,7 +89,8 @@ static void signals_asked_for_afterwards_come(void **state)
     struct device_signal signal = kit_signal(kit, 1, 1, 4);
 
     kit_enqueue(kit, 0, kit_item(kit, 1, NULL, 0),
-                &(struct device_work){.ranks = 3, .ready_ns = 77, .waits = &wait, .wait_count = 1});
+                &(struct device_work){
+                    .ranks = {{3}}, .ready_ns = 77, .waits = &wait, .wait_count = 1});
     assert_int_equal(kit->ops->signal_after(kit->device, 0, &signal), 0);
     assert_int_equal(kit->engine[1]->op[1].value, 4);
     assert_int_equal(kit->waits[1]->word[1], 4);
@@ -119,7 +120,7 @@ static void signals_of_a_rank_follow_those_on_their_way(void **state)
     struct device_signal first = kit_signal(kit, 1, 1, 1), second = kit_signal(kit, 1, 1, 2);
 
     kit_enqueue(kit, 0, kit_item(kit, 1, NULL, 0),
-                &(struct device_work){.ranks = 3, .waits = &wait, .wait_count = 1});
+                &(struct device_work){.ranks = {{3}}, .waits = &wait, .wait_count = 1});
     assert_int_equal(kit->ops->signal_after(kit->device, 1, &first), 0);
     assert_int_equal(kit->ops->signal_after(kit->device, 0, &second), 0);
     kit_pause(kit);
@@ -130,7 +131,7 @@ static void signals_of_a_rank_follow_those_on_their_way(void **state)
     for (uint64_t op = 2; op < 200; op++) {
         first = kit_signal(kit, 1, 1, 2 * op - 1);
         second = kit_signal(kit, 1, 1, 2 * op);
-        kit_enqueue(kit, 0, kit_item(kit, op, NULL, 0), &(struct device_work){.ranks = 2});
+        kit_enqueue(kit, 0, kit_item(kit, op, NULL, 0), &(struct device_work){.ranks = {{2}}});
         assert_int_equal(kit->ops->signal_after(kit->device, op, &first), 0);
         assert_int_equal(kit->ops->signal_after(kit->device, 1, &second), 0);
         assert_int_equal(kit_done(kit).op, op);
@@ -151,7 +152,7 @@ static void thousands_of_works_pass(void **state)
     for (uint64_t id = 1; id <= count; id++) {
         struct device_signal signal = kit_signal(kit, (uint32_t)(id % 2), (uint32_t)(id % 3), id);
         uint64_t before = id - 1;
-        struct device_work work = {.ranks = 1u << id % 2 | (id % 3 == 0 ? 3u : 0),
+        struct device_work work = {.ranks = {{1u << id % 2 | (id % 3 == 0 ? 3u : 0)}},
                                    .wait_ops = &before,
                                    .wait_op_count = 1,
                                    .signals = &signal,
@@ -209,7 +210,7 @@ static void any_graph_of_works_keeps_its_order(void **state)
         uint64_t before[2] = {0, 0};
         struct kit_item *item = kit_item(kit, id, NULL, id);
         struct device_wait wait = {&kit->client[rank]->timeline[id % 8], id, rank};
-        struct device_work work = {.ranks = 1u << rank};
+        struct device_work work = {.ranks = {{1u << rank}}};
 
         random = random * 1664525u + 1013904223u;
         item->memory[rank] = item->memory[0] = memory[rank];
@@ -253,7 +254,7 @@ static void a_hold_takes_the_time_of_the_rank_s_link(void **state)
 
     for (uint64_t id = 1; id <= 3; id++)
         kit_enqueue(kit, (int)id - 1, kit_item(kit, id, NULL, 0),
-                    &(struct device_work){.ranks = 1, .hold_ns = 10000000});
+                    &(struct device_work){.ranks = {{1}}, .hold_ns = 10000000});
     for (uint64_t id = 1; id <= 3; id++)
         assert_true(kit_done(kit).op != 0);
     assert_true(kit_now_ns() - before_ns >= 30000000);
@@ -274,12 +275,13 @@ static void an_abort_frees_blocked_streams(void **state)
     kit_enqueue(
         kit, 0, kit_item(kit, 1, memory, 1),
         &(struct device_work){
-            .ranks = 3, .waits = waits, .wait_count = 2, .signals = &signal, .signal_count = 1});
-    kit_enqueue(kit, 0, kit_item(kit, 2, memory, 2), &(struct device_work){.ranks = 2});
+            .ranks = {{3}}, .waits = waits, .wait_count = 2, .signals = &signal,
+            .signal_count = 1});
+    kit_enqueue(kit, 0, kit_item(kit, 2, memory, 2), &(struct device_work){.ranks = {{2}}});
     assert_int_equal(kit->ops->signal_after(kit->device, 1, &later), 0);
     kit_pause(kit);
     kit_raise(kit, 0, 5, 3);
-    kit->ops->abort(kit->device, 2);
+    kit->ops->abort(kit->device, &(struct ranks){{2}});
     /* A client that has not noticed lowers the word again. */
     kit_raise(kit, 1, 5, 18);
     for (uint64_t sum = 0; sum != 3; sum += done.op) { /* GPU 1 may be done with both first */
@@ -291,7 +293,7 @@ static void an_abort_frees_blocked_streams(void **state)
     assert_int_equal(kit->waits[0]->word[0], 0);
     /* Others go on, and a token of the dead rank counts as reached for them. */
     kit_enqueue(kit, 1, kit_item(kit, 3, memory, 3),
-                &(struct device_work){.ranks = 1, .waits = waits, .wait_count = 1});
+                &(struct device_work){.ranks = {{1}}, .waits = waits, .wait_count = 1});
     done = kit_done(kit);
     assert_true(done.op == 3 && !done.failed);
     kit_holds(kit, memory, 3);
@@ -300,7 +302,7 @@ static void an_abort_frees_blocked_streams(void **state)
     kit->ops->resume(kit->device);
     assert_true(kit->client[1]->timeline[5] == 18);
     assert_true(kit->client[0]->timeline[5] == 3);
-    kit_enqueue(kit, 0, kit_item(kit, 4, memory, 4), &(struct device_work){.ranks = 3});
+    kit_enqueue(kit, 0, kit_item(kit, 4, memory, 4), &(struct device_work){.ranks = {{3}}});
     done = kit_done(kit);
     assert_true(done.op == 4 && !done.failed);
 }
@@ -312,7 +314,7 @@ static void a_device_is_freed_in_the_middle_of_works(void **state)
 
     for (uint64_t id = 1; id <= 5; id++)
         kit_enqueue(kit, (int)(id % 3), kit_item(kit, id, NULL, 0),
-                    &(struct device_work){.ranks = 3, .waits = &wait, .wait_count = 1});
+                    &(struct device_work){.ranks = {{3}}, .waits = &wait, .wait_count = 1});
     kit_phase("setup");
     kit->device = kit->ops->device_free(kit->device);
     assert_null(kit->device);
@@ -332,7 +334,7 @@ static void a_sleeping_client_is_woken(void **state)
         struct device_wait wait = {&kit->client[0]->timeline[1], id - 1, 0};
         struct device_signal signal = kit_signal(kit, 0, 2, id);
         kit_enqueue(kit, 0, kit_item(kit, id, NULL, 0),
-                    &(struct device_work){.ranks = 1,
+                    &(struct device_work){.ranks = {{1}},
                                           .waits = &wait,
                                           .wait_count = 1,
                                           .signals = &signal,
@@ -361,7 +363,8 @@ static void a_second_process_shares_memory_and_order(void **state)
     kit_enqueue(
         kit, 0, item,
         &(struct device_work){
-            .ranks = 1, .waits = &wait, .wait_count = 1, .signals = &signal, .signal_count = 1});
+            .ranks = {{1}}, .waits = &wait, .wait_count = 1, .signals = &signal,
+            .signal_count = 1});
     kit_pause(kit);
     assert_true(kit_quiet(kit));
     kit_client_start(kit, "map", arena);
@@ -394,11 +397,11 @@ static void a_client_brings_its_own_memory(void **state)
     memset(import.handle, 0, sizeof(import.handle));
     assert_int_equal(kit->ops->memory_import(kit->device, 1, &import, &none, text), GW_E_INVALID);
     assert_non_null(strstr(text, "cannot be opened"));
-    kit_enqueue(kit, 0, kit_item(kit, 1, first, 0x22222222), &(struct device_work){.ranks = 2});
+    kit_enqueue(kit, 0, kit_item(kit, 1, first, 0x22222222), &(struct device_work){.ranks = {{2}}});
     assert_int_equal(kit_done(kit).op, 1);
     kit_holds(kit, first, 0x22222222);
     assert_null(kit->ops->memory_free(kit->device, second));
-    kit_enqueue(kit, 0, kit_item(kit, 2, first, 0x33333333), &(struct device_work){.ranks = 2});
+    kit_enqueue(kit, 0, kit_item(kit, 2, first, 0x33333333), &(struct device_work){.ranks = {{2}}});
     assert_int_equal(kit_done(kit).op, 2);
     kit_phase("setup");
     assert_null(kit->ops->memory_free(kit->device, first));

@@ -30,10 +30,10 @@ static void a_work_is_held_until_its_tokens_are_reached(void **state)
 
     assert_non_null(strstr(kit->place_text, "no 64-bit stream memory operations"));
     kit_enqueue(kit, 0, kit_item(kit, 1, memory, 1),
-                &(struct device_work){.ranks = 1, .waits = &wait, .wait_count = 1});
-    kit_enqueue(kit, 1, kit_item(kit, 2, NULL, 0), &(struct device_work){.ranks = 2});
+                &(struct device_work){.ranks = {{1}}, .waits = &wait, .wait_count = 1});
+    kit_enqueue(kit, 1, kit_item(kit, 2, NULL, 0), &(struct device_work){.ranks = {{2}}});
     kit_enqueue(kit, 2, kit_item(kit, 3, memory, 3),
-                &(struct device_work){.ranks = 3,
+                &(struct device_work){.ranks = {{3}},
                                       .wait_ops = before,
                                       .wait_op_count = 2,
                                       .signals = &signal,
@@ -55,7 +55,7 @@ static void a_signal_behind_a_held_work_comes_after_it(void **state)
     struct device_signal first = kit_signal(kit, 0, 0, 1), second = kit_signal(kit, 0, 1, 2);
 
     kit_enqueue(kit, 0, kit_item(kit, 1, NULL, 0),
-                &(struct device_work){.ranks = 3, .waits = &wait, .wait_count = 1});
+                &(struct device_work){.ranks = {{3}}, .waits = &wait, .wait_count = 1});
     assert_int_equal(kit->ops->signal_after(kit->device, 1, &first), 0);
     assert_int_equal(kit->ops->signal_after(kit->device, 1, &second), 0);
     kit_pause(kit);
@@ -79,7 +79,7 @@ static void more_works_than_a_lane_has_events(void **state)
     for (uint64_t id = 1; id <= 300; id++) {
         const uint64_t before[] = {id - 1};
         kit_enqueue(kit, (int)(id % 2), kit_item(kit, id, memory, (uint32_t)id),
-                    &(struct device_work){.ranks = id % 3 ? 3 : 1,
+                    &(struct device_work){.ranks = {{id % 3 ? 3 : 1}},
                                           .wait_ops = before,
                                           .wait_op_count = 1});
     }
@@ -108,7 +108,7 @@ static void what_is_held_goes_with_an_abort(void **state)
 
     for (uint64_t id = 1; id <= 6; id++)
         kit_enqueue(kit, (int)(id % 3), kit_item(kit, id, NULL, 0),
-                    &(struct device_work){.ranks = 3, .waits = &wait, .wait_count = 1});
+                    &(struct device_work){.ranks = {{3}}, .waits = &wait, .wait_count = 1});
     kit_pause(kit);
     kit->ops->abort(kit->device, DEVICE_ALL_RANKS);
     kit->ops->drain(kit->device);
@@ -118,7 +118,7 @@ static void what_is_held_goes_with_an_abort(void **state)
     }
     assert_int_equal(kit->runs, 0);
     kit->ops->resume(kit->device);
-    kit_enqueue(kit, 0, kit_item(kit, 7, NULL, 0), &(struct device_work){.ranks = 3});
+    kit_enqueue(kit, 0, kit_item(kit, 7, NULL, 0), &(struct device_work){.ranks = {{3}}});
     done = kit_done(kit);
     assert_true(done.op == 7 && !done.failed);
 }
@@ -166,7 +166,7 @@ static void an_error_of_a_gpu_ends_the_device(void **state)
     snprintf(line, sizeof(line), "inject sticky %d 1", (int)getpid());
     assert_true(alone_control(line));
     for (uint64_t id = 1; id <= 3; id++) {
-        struct device_work work = {.ranks = 3, .signals = &signal, .signal_count = 1};
+        struct device_work work = {.ranks = {{3}}, .signals = &signal, .signal_count = 1};
         if (id > 1) {
             work.waits = &wait;
             work.wait_count = 1;

@@ -194,7 +194,7 @@ static bool fake_take_fault(struct device *device, char text[GW_TEXT_MAX + 1])
     return true;
 }
 
-static void fake_device_abort(struct device *device, uint64_t ranks)
+static void fake_device_abort(struct device *device, const struct ranks *ranks)
 {
     if (fake.formed)
         broken("the device is aborted before the fabric");

@@ -120,11 +120,13 @@ static void text_cuts_no_escape_in_two(void **state)
 static void ranks_read_as_runs(void **state)
 {
     static const struct {
-        uint64_t ranks;
+        struct ranks ranks;
         const char *text;
     } cases[] = {
-        {0, "none"},         {1, "0"},           {3, "0, 1"},          {7, "0-2"},
-        {0x9d, "0, 2-4, 7"}, {1ull << 63, "63"}, {UINT64_MAX, "0-63"}, {3ull << 62, "62, 63"},
+        {{{0}}, "none"},          {{{1}}, "0"},
+        {{{3}}, "0, 1"},          {{{7}}, "0-2"},
+        {{{0x9d}}, "0, 2-4, 7"},  {{{1ull << 63}}, "63"},
+        {{{UINT64_MAX}}, "0-63"}, {{{3ull << 62}}, "62, 63"},
     };
     char buffer[64];
     struct text text;
@@ -132,7 +134,7 @@ static void ranks_read_as_runs(void **state)
     (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         text_start(&text, buffer, sizeof(buffer));
-        text_add_ranks(&text, cases[i].ranks);
+        text_add_ranks(&text, &cases[i].ranks);
         assert_string_equal(buffer, cases[i].text);
     }
 }

@@ -298,7 +298,7 @@ static void test_zero_wait_in_its_words(void **state)
     kit_join_all(2, 1);
     kit_seal_all(2);
     fake.waits = true;
-    fake.wait = (struct core_wait){.since_ns = 105 * S, .missing = 2,
+    fake.wait = (struct core_wait){.since_ns = 105 * S, .missing = {{2}},
                                    .text = "reduce-scatter of bucket 3 (step 12)"};
     kit.now_ns = 105 * S;
     kit_tell(0, WIRE_READY);

@@ -27,7 +27,7 @@ static struct cuda_work *add(struct cuda_ledger *ledger, uint32_t lane, uint64_t
                              const uint64_t *wait_ops, uint32_t count)
 {
     const struct device_work work = {
-        .op = op, .ranks = parts, .wait_ops = wait_ops, .wait_op_count = count};
+        .op = op, .ranks = {{parts}}, .wait_ops = wait_ops, .wait_op_count = count};
     struct cuda_work *copy = NULL;
 
     assert_int_equal(cuda_work_new(&work, parts, &copy), 0);

@@ -122,8 +122,8 @@ static void enqueue(struct world *world, int stream, struct device_work *work, s
     work->arg = item;
     work->run = run;
     work->release = release;
-    if (work->ranks == 0)
-        work->ranks = 1;
+    if (!ranks_any(&work->ranks))
+        work->ranks = ranks_one(0);
     assert_int_equal(OPS->enqueue(world->stream[stream], work), 0);
 }
 
@@ -294,7 +294,7 @@ static void a_quick_op_is_done_at_once_where_it_can_be(void **state)
     OPS->kick(world->device);
     assert_int_equal(wait_done(world).op, 2);
     assert_int_equal(wait_done(world).op, 3);
-    OPS->abort(world->device, 1);
+    OPS->abort(world->device, &(struct ranks){{1}});
     enqueue(world, 0, &(struct device_work){.quick = true}, item_new(world, 4));
     assert_true(wait_done(world).failed);
     assert_int_equal(world->runs, 3);
@@ -310,17 +310,17 @@ static void an_abort_ends_waits_holds_and_signals(void **state)
 
     /* 1 waits for a token, 2 is held for ages; both take rank 3 in. */
     enqueue(world, 0,
-            &(struct device_work){.ranks = 1u << 3,
+            &(struct device_work){.ranks = {{1u << 3}},
                                   .waits = &wait,
                                   .wait_count = 1,
                                   .signals = &signal,
                                   .signal_count = 1},
             item_new(world, 1));
     held->hold_ns = 3600ull * 1000000000u;
-    enqueue(world, 1, &(struct device_work){.ranks = 1u << 3 | 1, .hold = hold}, held);
+    enqueue(world, 1, &(struct device_work){.ranks = {{1u << 3 | 1}}, .hold = hold}, held);
     assert_int_equal(OPS->signal_after(world->device, 1, &later), 0);
     pause_ms(10);
-    OPS->abort(world->device, 1u << 3);
+    OPS->abort(world->device, &(struct ranks){{1u << 3}});
     done = wait_done(world);
     assert_true(done.failed);
     done = wait_done(world);
@@ -329,7 +329,7 @@ static void an_abort_ends_waits_holds_and_signals(void **state)
     assert_int_equal(world->engine->op[0].value, 0);
     assert_int_equal(world->engine->op[1].value, 0);
     /* Others go on, and a token of the dead rank counts as reached for them. */
-    enqueue(world, 0, &(struct device_work){.ranks = 1, .waits = &wait, .wait_count = 1},
+    enqueue(world, 0, &(struct device_work){.ranks = {{1}}, .waits = &wait, .wait_count = 1},
             item_new(world, 3));
     done = wait_done(world);
     assert_int_equal(done.op, 3);
@@ -337,7 +337,7 @@ static void an_abort_ends_waits_holds_and_signals(void **state)
     OPS->abort(world->device, DEVICE_ALL_RANKS);
     OPS->drain(world->device);
     OPS->resume(world->device);
-    enqueue(world, 0, &(struct device_work){.ranks = 1u << 3}, item_new(world, 4));
+    enqueue(world, 0, &(struct device_work){.ranks = {{1u << 3}}}, item_new(world, 4));
     assert_false(wait_done(world).failed);
 }
 

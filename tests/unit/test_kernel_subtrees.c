@@ -54,7 +54,7 @@ static void tree_of(uint32_t first, uint32_t n, float *to)
 }
 
 /* Random nodes in runs, some of which are aligned. */
-static void place(uint8_t *node, uint32_t n)
+static void place(uint16_t *node, uint32_t n)
 {
     for (uint32_t i = 0; i < n;) {
         uint32_t run = 1u << rnd(5), on = rnd(4);
@@ -82,7 +82,7 @@ static void a_cut_tree_has_the_whole_ones_bits(void **unused)
     (void)unused;
     for (uint32_t turn = 0; turn < 200; turn++) {
         uint32_t n = 1 + rnd(LEAVES), count;
-        uint8_t node[LEAVES];
+        uint16_t node[LEAVES];
         struct ucx_part parts[LEAVES];
         struct kernel_subtree subtrees[LEAVES];
         const void *in[LEAVES];
@@ -150,7 +150,7 @@ static void leaves_are_rounded_and_sums_are_not(void **unused)
     assert_int_equal(moved.read, 3 * 2 + 3 * 4);
 }
 
-static void check_cut(const uint8_t *node, uint32_t n, const uint32_t (*want)[2], uint32_t count)
+static void check_cut(const uint16_t *node, uint32_t n, const uint32_t (*want)[2], uint32_t count)
 {
     struct ucx_part parts[LEAVES];
 
@@ -165,14 +165,14 @@ static void check_cut(const uint8_t *node, uint32_t n, const uint32_t (*want)[2]
 static void a_node_has_maximal_aligned_subtrees(void **unused)
 {
     (void)unused;
-    check_cut((const uint8_t[]){0, 0, 1, 1}, 4, (const uint32_t[][2]){{0, 2}, {2, 2}}, 2);
-    check_cut((const uint8_t[]){0, 1, 1, 1}, 4, (const uint32_t[][2]){{0, 1}, {1, 1}, {2, 2}}, 3);
-    check_cut((const uint8_t[]){0, 0, 0, 1, 1}, 5,
+    check_cut((const uint16_t[]){0, 0, 1, 1}, 4, (const uint32_t[][2]){{0, 2}, {2, 2}}, 2);
+    check_cut((const uint16_t[]){0, 1, 1, 1}, 4, (const uint32_t[][2]){{0, 1}, {1, 1}, {2, 2}}, 3);
+    check_cut((const uint16_t[]){0, 0, 0, 1, 1}, 5,
               (const uint32_t[][2]){{0, 2}, {2, 1}, {3, 1}, {4, 1}}, 4);
     /* 7 + 8: the last seven of fifteen are one subtree if they begin at 8. */
-    check_cut((const uint8_t[]){1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0}, 15,
+    check_cut((const uint16_t[]){1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0}, 15,
               (const uint32_t[][2]){{0, 8}, {8, 7}}, 2);
-    check_cut((const uint8_t[]){1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0}, 15,
+    check_cut((const uint16_t[]){1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0}, 15,
               (const uint32_t[][2]){{0, 4}, {4, 2}, {6, 1}, {7, 1}, {8, 7}}, 5);
 }
 

@@ -284,7 +284,7 @@ static void small_parameters_persist_together(void **state)
 
 /* ---- groups ---------------------------------------------------------------------------------- */
 
-static void groups_keep_order_runs_and_masks(void **state)
+static void groups_keep_order_and_runs(void **state)
 {
     static const uint32_t ranks[] = {5, 0, 3, 2}, one[] = {4};
     const struct layout_group groups[] = {{ranks, 4, 2}, {one, 1, 0}};
@@ -305,9 +305,7 @@ static void groups_keep_order_runs_and_masks(void **state)
     (void)state;
     assert_int_equal(page->groups, 3);
     assert_int_equal(page->members, 6 + 4 + 1);
-    assert_int_equal(made[0].mask, 63);
     assert_int_equal(made[0].shard_ranks, 3);
-    assert_int_equal(made[1].mask, 1 + 4 + 8 + 32);
     assert_int_equal(made[1].shard_ranks, 2);
     assert_int_equal(made[2].members, 1);
     assert_int_equal(made[2].shard_ranks, 1);
@@ -342,7 +340,6 @@ static void a_plan_has_more_ranks_than_bits(void **state)
     (void)state;
     assert_int_equal(layout_groups(layout)[0].members, 1000);
     assert_int_equal(layout_groups(layout)[0].shard_ranks, 8);
-    assert_int_equal(layout_groups(layout)[0].mask, UINT64_MAX);
     assert_int_equal(layout_page_members(layout_page(layout), 0)[999], 999);
     layout_free(layout);
 }
@@ -400,7 +397,7 @@ int main(void)
         cmocka_unit_test(a_bucket_holds_at_least_an_element),
         cmocka_unit_test(fetch_units_sort_their_buckets_by_group_and_class),
         cmocka_unit_test(small_parameters_persist_together),
-        cmocka_unit_test(groups_keep_order_runs_and_masks),
+        cmocka_unit_test(groups_keep_order_and_runs),
         cmocka_unit_test(a_plan_has_more_ranks_than_bits),
         cmocka_unit_test(groups_that_cannot_be_are_refused),
     };

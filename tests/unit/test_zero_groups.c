@@ -49,13 +49,13 @@ static void a_group_waits_for_its_members_only(void **state)
     fx_expect(fx, "");
     assert_true(zero_oldest_wait(fx->zero, &wait));
     assert_string_equal(wait.text, "reduce-scatter of bucket 1 (step 1)");
-    assert_int_equal(wait.missing, 1 << 2); /* not rank 1 */
+    assert_int_equal(wait.missing.word[0], 1 << 2); /* not rank 1 */
     /* Half of 4 for each; rank 2 comes first. Its slice is the first. */
     assert_int_equal(fx_ready(fx, 2, 1, 0, NONE), 0);
     fx_expect(fx, "RS b1 n2 r2,0 x0.5 s0/2 [G2:3 G0:3] -> [G2:3 G0:5] sig b1@2=1 b1@0=1\n");
     assert_true(zero_oldest_wait(fx->zero, &wait));
     assert_string_equal(wait.text, "reduce-scatter of bucket 0 (step 1)");
-    assert_int_equal(wait.missing, 1 << 1 | 1 << 2);
+    assert_int_equal(wait.missing.word[0], 1 << 1 | 1 << 2);
     assert_int_equal(fx_ready(fx, 2, 0, 0, NONE), 0);
     assert_int_equal(fx_ready(fx, 1, 0, 0, NONE), 0);
     fx_expect(fx, "RS b0 n1 [G0:0 G1:0 G2:0] -> [G0:0 G1:1 G2:2] sig b0@0=1 b0@1=1 b0@2=1\n");

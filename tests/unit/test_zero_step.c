@@ -397,20 +397,20 @@ static void the_oldest_wait_names_what_and_whom(void **state)
     assert_true(zero_oldest_wait(fx->zero, &wait));
     assert_string_equal(wait.text, "reduce-scatter of bucket 0 (step 1)");
     assert_int_equal(wait.since_ns, 10);
-    assert_int_equal(wait.missing, 1);
+    assert_int_equal(wait.missing.word[0], 1);
     assert_int_equal(fx_bare(fx, 1, WIRE_STEP_END), 0);
     assert_int_equal(fx_ready(fx, 0, 1, 0, 0), 0);
     assert_int_equal(fx_ready(fx, 0, 0, 0, 1), 0);
     assert_true(zero_oldest_wait(fx->zero, &wait));
     assert_string_equal(wait.text, "end of step 1");
     assert_int_equal(wait.since_ns, 30);
-    assert_int_equal(wait.missing, 1);
+    assert_int_equal(wait.missing.word[0], 1);
     assert_int_equal(fx_bare(fx, 0, WIRE_STEP_END), 0);
     assert_false(zero_oldest_wait(fx->zero, &wait));
     assert_int_equal(fx_unit(fx, 0, WIRE_FETCH, 0), 0); /* skips; rank 1 has not gone on */
     assert_true(zero_oldest_wait(fx->zero, &wait));
     assert_string_equal(wait.text, "update of step 1, for a fetch of unit 0");
-    assert_int_equal(wait.missing, 2);
+    assert_int_equal(wait.missing.word[0], 2);
     fx_free(fx);
 }
 

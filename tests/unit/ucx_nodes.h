@@ -94,7 +94,8 @@ static inline void node_start(struct node *node, const uint8_t *of_rank, uint32_
     alarm(NODES_DEADLINE_S * (slower ? (unsigned)strtoul(slower, NULL, 10) : 1));
     node->nodes.count = node->meeting->count;
     node->nodes.own = node->own;
-    memcpy(node->nodes.of_rank, of_rank, world);
+    for (uint32_t rank = 0; rank < world; rank++)
+        node->nodes.of_rank[rank] = of_rank[rank];
     CHECK(device_host.device_new(&(struct device_config){node_woken, NULL}, &node->device) == 0);
     CHECK(device_host.device_new(&(struct device_config){node_woken, NULL}, &node->local_device) ==
           0);

@@ -73,7 +73,7 @@ void cuda_fault(struct device *device, const char *format, ...)
         va_end(arguments);
         of->broken = true;
         if (of->shared)
-            __atomic_store_n(&of->shared->aborted, DEVICE_ALL_RANKS, __ATOMIC_SEQ_CST);
+            __atomic_store_n(&of->shared->aborted, UINT64_MAX, __ATOMIC_SEQ_CST);
         wake_issuers(of);
         pthread_cond_broadcast(&of->quiet);
         pthread_cond_broadcast(&of->moved);
@@ -152,7 +152,7 @@ void cuda_raise_words(struct cuda_device *device)
     }
 }
 
-static void do_abort(struct device *device, uint64_t ranks)
+static void do_abort(struct device *device, const struct ranks *ranks)
 {
     struct cuda_device *of = cuda_of(device);
 
@@ -160,7 +160,8 @@ static void do_abort(struct device *device, uint64_t ranks)
         return;
     pthread_mutex_lock(&of->lock);
     if (of->shared)
-        __atomic_fetch_or(&of->shared->aborted, ranks, __ATOMIC_SEQ_CST);
+        __atomic_fetch_or(&of->shared->aborted, ranks ? ranks->word[0] : UINT64_MAX,
+                          __ATOMIC_SEQ_CST);
     if (of->way)
         of->way->retry(of);
     wake_issuers(of);

@@ -103,7 +103,7 @@ static void fill_in(struct cuda_device *device, struct cuda_work *work)
     uint64_t started_ns = __atomic_load_n(&result->started_ns, __ATOMIC_RELAXED);
     uint64_t done_ns = __atomic_load_n(&result->done_ns, __ATOMIC_RELAXED);
 
-    work->done.failed = (cuda_aborted(device) & work->work.ranks) != 0 || device->broken;
+    work->done.failed = (cuda_aborted(device) & work->work.ranks.word[0]) != 0 || device->broken;
     /* Nothing was stamped: the work was failed before its turn. */
     if (started_ns == 0 || started_ns > done_ns || work->done.failed)
         started_ns = done_ns = now_ns;
@@ -166,7 +166,7 @@ void cuda_part_notified(void *arg)
     struct cuda_item *item = (struct cuda_item *)arg;
     const struct cuda_device *device = (const struct cuda_device *)item->arg;
 
-    if (!(cuda_aborted(device) & item->work->work.ranks))
+    if (!(cuda_aborted(device) & item->work->work.ranks.word[0]))
         ring_clients(item);
     end(item);
 }

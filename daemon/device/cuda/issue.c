@@ -35,7 +35,7 @@ static bool stopped(struct cuda_device *device)
 
 static bool failed(const struct cuda_device *device, const struct cuda_work *work)
 {
-    return (cuda_aborted(device) & work->work.ranks) != 0;
+    return (cuda_aborted(device) & work->work.ranks.word[0]) != 0;
 }
 
 static bool begin(struct cuda_gpu *gpu, CUstream stream, const struct cuda_work *work,
@@ -49,7 +49,7 @@ static bool begin(struct cuda_gpu *gpu, CUstream stream, const struct cuda_work 
                                    .chained = work->work.chained};
     const struct gw_k_hold hold = {.link_free_ns = &shared->link_free_ns[gpu->rank],
                                    .aborted = &shared->aborted,
-                                   .ranks = work->work.ranks,
+                                   .ranks = work->work.ranks.word[0],
                                    .hold_ns = work->work.hold_ns,
                                    .clock_ns = gpu->clock_ns};
 
@@ -70,7 +70,7 @@ static bool run(struct cuda_gpu *gpu, CUstream stream, const struct cuda_work *w
                                  .lane = &gpu->device->shared->runs[work->lane][gpu->rank],
                                  .clock_ns = gpu->clock_ns};
 
-    if (work->work.run && work->work.ranks >> gpu->rank & 1)
+    if (work->work.run && work->work.ranks.word[0] >> gpu->rank & 1)
         work->work.run(work->work.arg, &native);
     if (planted("host_sync"))
         (void)cudaStreamSynchronize((cudaStream_t)stream);
@@ -122,7 +122,7 @@ static bool finish(struct cuda_gpu *gpu, CUstream stream, const struct cuda_work
 
     arg->stamps = gpu->device->stamps[work->slot];
     arg->aborted = &gpu->device->shared->aborted;
-    arg->ranks = work->work.ranks;
+    arg->ranks = work->work.ranks.word[0];
     arg->ready_ns = work->work.ready_ns;
     arg->clock_ns = gpu->clock_ns;
     arg->parts = parts;

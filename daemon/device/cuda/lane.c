@@ -40,7 +40,7 @@ int cuda_stream_new(struct device *device, const char *name, struct device_strea
 /* Work of ranks without a place is done by any GPU: it has only signals. */
 static uint64_t parts_of(const struct cuda_device *device, const struct device_work *work)
 {
-    uint64_t parts = work->ranks & device->placed;
+    uint64_t parts = work->ranks.word[0] & device->placed;
 
     return parts ? parts : device->placed & -device->placed;
 }

@@ -81,7 +81,7 @@ static bool is_held(const struct cuda_device *device, uint64_t op)
 /* A failed work waits for its turn, and for no token. */
 static bool may_go(const struct cuda_device *device, const struct cuda_work *work)
 {
-    bool failed = (cuda_aborted(device) & work->work.ranks) != 0;
+    bool failed = (cuda_aborted(device) & work->work.ranks.word[0]) != 0;
 
     for (uint32_t i = 0; i < work->work.wait_count && !failed; i++)
         if (!reached(device, &work->work.waits[i]))

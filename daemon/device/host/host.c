@@ -179,12 +179,12 @@ static bool host_take_done(struct device *device, struct device_done *ret_done)
     return true;
 }
 
-static void host_abort(struct device *device, uint64_t ranks)
+static void host_abort(struct device *device, const struct ranks *ranks)
 {
     struct host_device *host = host_of(device);
 
     pthread_mutex_lock(&host->lock);
-    host->aborted |= ranks;
+    host->aborted = ranks ? ranks_or(&host->aborted, ranks) : ranks_below(GW_RANKS_MAX);
     host_wake_streams(host);
     pthread_mutex_unlock(&host->lock);
 }
@@ -204,7 +204,7 @@ static void host_resume(struct device *device)
     struct host_device *host = host_of(device);
 
     pthread_mutex_lock(&host->lock);
-    host->aborted = 0;
+    host->aborted = (struct ranks){{0}};
     pthread_mutex_unlock(&host->lock);
 }
 

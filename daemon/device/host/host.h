@@ -39,7 +39,7 @@ struct host_device {
     struct device_config config;
     struct host_stream *streams[HOST_STREAMS_MAX];
     uint32_t stream_count;
-    uint64_t aborted; /* bit per rank */
+    struct ranks aborted;
     bool stopping;
     bool awake; /* config.wake was called and take_done has not come to the end yet */
     uint32_t unfinished;

@@ -17,7 +17,9 @@
 
 static bool failed(const struct host_device *device, const struct host_work *work)
 {
-    return device->stopping || (device->aborted & work->work.ranks) != 0;
+    struct ranks aborted = ranks_and(&device->aborted, &work->work.ranks);
+
+    return device->stopping || ranks_any(&aborted);
 }
 
 static bool waits_over(const struct host_device *device, const struct host_work *work)
@@ -29,7 +31,7 @@ static bool waits_over(const struct host_device *device, const struct host_work 
             return false;
     for (uint32_t i = 0; i < what->wait_count; i++) {
         const struct device_wait *wait = &what->waits[i];
-        if (device->aborted >> wait->rank & 1)
+        if (ranks_has(&device->aborted, wait->rank))
             continue; /* a dead rank's tokens count as reached */
         if (atomic_load_explicit(wait->word, memory_order_acquire) < wait->value)
             return false;

@@ -25,7 +25,7 @@ struct local_partials {
     uint32_t references;
     uint64_t numel; /* of a slice */
     uint32_t slices;
-    uint8_t *rank_of; /* whose ops leave each slice's; GW_RANKS_MAX: nobody's yet. Behind `at` */
+    uint16_t *rank_of; /* whose ops leave each slice's; GW_RANKS_MAX: nobody's yet. Behind `at` */
     struct kernel_partial at[];
 };
 

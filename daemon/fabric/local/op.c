@@ -102,10 +102,13 @@ static int partials_get(struct local_fabric *fabric, const struct core_op *what,
         return GW_E_NOMEM;
     partials = fabric->partials[what->bucket];
     if (!partials) {
-        partials = calloc(1, sizeof(*partials) + chunks * sizeof(partials->at[0]) + what->slices);
+        partials = calloc(1, sizeof(*partials) + chunks * sizeof(partials->at[0]) +
+                                 what->slices * sizeof(*partials->rank_of));
         if (!partials)
             return GW_E_NOMEM;
-        partials->rank_of = memset(&partials->at[chunks], GW_RANKS_MAX, what->slices);
+        partials->rank_of = (uint16_t *)&partials->at[chunks];
+        for (uint32_t i = 0; i < what->slices; i++)
+            partials->rank_of[i] = GW_RANKS_MAX;
         partials->references = 1;
         partials->numel = what->numel;
         partials->slices = what->slices;
@@ -114,7 +117,7 @@ static int partials_get(struct local_fabric *fabric, const struct core_op *what,
         return GW_E_INTERNAL;
     }
     for (uint32_t i = 0; i < what->world; i++)
-        partials->rank_of[what->slice_first + i] = (uint8_t)what->members[i];
+        partials->rank_of[what->slice_first + i] = (uint16_t)what->members[i];
     partials->references++;
     *ret_partials = partials;
     return 0;

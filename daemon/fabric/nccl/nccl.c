@@ -237,7 +237,7 @@ static int fabric_launch(struct fabric *fabric, const struct fabric_op *op)
         &(struct device_work){.op = op->op->id,
                               .wait_ops = op->op->wait_ops,
                               .wait_op_count = op->op->wait_op_count,
-                              .ranks = ranks,
+                              .ranks = {{ranks}},
                               .ready_ns = op->op->ready_ns,
                               .chained = op->op->stream == CORE_STREAM_GATHER,
                               .waits = op->waits,

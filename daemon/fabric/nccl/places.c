@@ -25,7 +25,7 @@ uint64_t nccl_parts_here(const struct nccl_fabric *fabric, const struct core_op 
 {
     bool asked = op->kind == CORE_OP_GATHER || op->kind == CORE_OP_FILL;
     bool owners = asked && !nccl_is_here(fabric, op->rank);
-    uint64_t ranks = figures_ranks(op), here = 0;
+    uint64_t ranks = figures_ranks(op).word[0], here = 0;
 
     for (uint32_t i = 0; owners && i < op->world; i++)
         ranks |= 1ull << op->members[i];

@@ -229,6 +229,6 @@ void nccl_run(void *arg, void *native)
     }
     run_part(&part);
     if (!part.failed && op->op.kind != CORE_OP_FILL &&
-        figures_ranks(&op->op) >> own->rank & 1)
+        figures_ranks(&op->op).word[0] >> own->rank & 1)
         figures_count(&fabric->counters, &op->op, op->ring_bytes, own->rank, part.moved);
 }

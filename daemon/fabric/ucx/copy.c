@@ -138,9 +138,9 @@ int ucx_plan_all_gather(struct ucx_op *op)
     for (uint32_t step = 1; r == 0 && step < GW_NODES_MAX; step++) {
         uint32_t to = (op->own + step) % GW_NODES_MAX;
         uint32_t from = (op->own + GW_NODES_MAX - step) % GW_NODES_MAX;
-        if (op->nodes >> to & 1)
+        if (ranks_has(&op->nodes, to))
             r = plan_out(op, to, members_on(op, op->own));
-        if (r == 0 && op->nodes >> from & 1)
+        if (r == 0 && ranks_has(&op->nodes, from))
             r = plan_in(op, from, members_on(op, from));
     }
     return r;
@@ -166,7 +166,7 @@ int ucx_plan_broadcast(struct ucx_op *op)
     }
     op->meanwhile = copy_own;
     for (uint32_t node = 0; r == 0 && node < GW_NODES_MAX; node++)
-        if (node != op->own && op->nodes >> node & 1)
+        if (node != op->own && ranks_has(&op->nodes, node))
             r = plan_out(op, node, 1);
     return r;
 }

@@ -2,7 +2,7 @@
 /* How a sum's tree falls onto nodes. Pure; any thread. */
 #include "daemon/fabric/ucx/ucx.h"
 
-static bool all_on(const uint8_t *node, uint32_t first, uint32_t end)
+static bool all_on(const uint16_t *node, uint32_t first, uint32_t end)
 {
     for (uint32_t i = first + 1; i < end; i++)
         if (node[i] != node[first])
@@ -18,7 +18,7 @@ static uint32_t end_of(uint32_t first, uint8_t height, uint32_t n)
     return end < n ? end : n;
 }
 
-uint32_t ucx_parts_cut(const uint8_t *node, uint32_t n, struct ucx_part *parts)
+uint32_t ucx_parts_cut(const uint16_t *node, uint32_t n, struct ucx_part *parts)
 {
     uint32_t count = 0, end;
 

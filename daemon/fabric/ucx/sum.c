@@ -350,7 +350,7 @@ int ucx_plan_sum(struct ucx_op *op)
                                                 .complete = add_row});
     for (uint32_t step = 1; r == 0 && step < GW_NODES_MAX; step++) {
         uint32_t node = (op->own + step) % GW_NODES_MAX; /* not all the same one first */
-        uint64_t rows = op->nodes >> node & 1 ? rows_of(op, node) * op->own_parts : 0;
+        uint64_t rows = ranks_has(&op->nodes, node) ? rows_of(op, node) * op->own_parts : 0;
         if (rows > 0)
             r = ucx_flow_add(op, &(struct ucx_flow){.send = true,
                                                     .node = node,
@@ -358,7 +358,7 @@ int ucx_plan_sum(struct ucx_op *op)
                                                     .rows = rows,
                                                     .ready = rows,
                                                     .prepare = prepare_part});
-        if (r == 0 && what->kind == CORE_OP_ALL_REDUCE && op->nodes >> node & 1)
+        if (r == 0 && what->kind == CORE_OP_ALL_REDUCE && ranks_has(&op->nodes, node))
             r = plan_results(op, node);
     }
     return r;

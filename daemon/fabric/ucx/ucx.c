@@ -51,11 +51,11 @@ static void place(struct ucx_op *op, const struct core_op *what)
     op->own = nodes->own;
     op->first_own = what->world;
     if (is_of_one_rank(what))
-        op->nodes = 1ull << nodes->of_rank[what->rank];
+        op->nodes = ranks_one(nodes->of_rank[what->rank]);
     for (uint32_t i = what->world; i-- > 0;) {
         op->node[i] = nodes->of_rank[what->members[i]];
         if (!is_of_one_rank(what))
-            op->nodes |= 1ull << op->node[i];
+            ranks_add(&op->nodes, op->node[i]);
         if (op->node[i] == op->own)
             op->first_own = i;
     }
@@ -75,14 +75,15 @@ static int prepare_start(struct ucx_op *op, struct ucx_flow *flow, uint64_t row,
 }
 
 /* Nodes that hear from what this one sends that its tokens are reached, and it from theirs. */
-static uint64_t told_anyway(const struct ucx_op *op, const struct core_op *what)
+static struct ranks told_anyway(const struct ucx_op *op, const struct core_op *what)
 {
-    uint64_t told = 0;
+    struct ranks told = {{0}};
 
     if (what->kind != CORE_OP_BARRIER && !is_of_one_rank(what))
-        return op->nodes >> op->own & 1 ? op->nodes : 0;
+        return ranks_has(&op->nodes, op->own) ? op->nodes : told;
     for (uint32_t i = 0; i < op->segment_count; i++)
-        told |= op->segments[i].rows ? 1ull << op->segments[i].node : 0;
+        if (op->segments[i].rows)
+            ranks_add(&told, op->segments[i].node);
     return told;
 }
 
@@ -90,21 +91,20 @@ static uint64_t told_anyway(const struct ucx_op *op, const struct core_op *what)
 static int plan_starts(struct ucx_op *op, const struct core_op *what)
 {
     const struct fabric_nodes *nodes = op->fabric->local.config.nodes;
-    uint64_t tokens = 0, told = told_anyway(op, what), own = 1ull << op->own;
+    struct ranks tokens = {{0}}, told = told_anyway(op, what);
     int r = 0;
 
     for (uint32_t i = 0; i < what->wait_count; i++)
-        tokens |= 1ull << nodes->of_rank[what->waits[i].rank];
+        ranks_add(&tokens, nodes->of_rank[what->waits[i].rank]);
     for (uint32_t node = 0; r == 0 && node < nodes->count; node++) {
         struct ucx_flow flow = {
             .node = node, .pieces = 1, .rows = 1, .ready = 1, .prepare = prepare_start};
-        uint64_t bit = 1ull << node;
-        if (node == op->own || told & bit)
+        if (node == op->own || ranks_has(&told, node))
             continue;
-        if (op->nodes & own && tokens & bit)
+        if (ranks_has(&op->nodes, op->own) && ranks_has(&tokens, node))
             r = ucx_flow_add(op, &flow);
         flow.send = true;
-        if (r == 0 && op->nodes & bit && tokens & own)
+        if (r == 0 && ranks_has(&op->nodes, node) && ranks_has(&tokens, op->own))
             r = ucx_flow_add(op, &flow);
     }
     op->starts = op->flow_count;
@@ -120,7 +120,7 @@ static void run_local(struct ucx_op *op)
 
 static int plan_data(struct ucx_op *op)
 {
-    bool crosses = op->nodes & (op->nodes - 1), own = op->nodes >> op->own & 1;
+    bool crosses = ranks_count(&op->nodes) > 1, own = ranks_has(&op->nodes, op->own);
     uint8_t kind = op->local->op.kind;
 
     if ((kind == CORE_OP_GATHER || kind == CORE_OP_FILL) && op->segment_count > 0)
@@ -229,7 +229,7 @@ static int split(struct ucx_op *op, const struct fabric_op *from, struct fabric_
 static int enqueue(struct ucx_op *op, const struct fabric_op *here, const struct ucx_waits *waits)
 {
     struct local_op *local;
-    bool own = op->nodes >> op->own & 1;
+    bool own = ranks_has(&op->nodes, op->own);
     int r = local_op_new(&op->fabric->local, here, &local);
 
     if (r < 0) {

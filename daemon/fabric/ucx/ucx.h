@@ -27,7 +27,7 @@
 struct ucx_part {
     uint32_t first, count; /* positions among the members */
     uint8_t height;
-    uint8_t node;
+    uint16_t node;
 };
 
 struct ucx_op;
@@ -74,8 +74,8 @@ struct ucx_op {
     struct ucx_fabric *fabric;
     struct local_op *local;
     uint64_t digest;
-    uint8_t node[GW_RANKS_MAX]; /* of the members */
-    uint64_t nodes;             /* bit per node with members; a gather's owners */
+    uint16_t node[GW_RANKS_MAX]; /* of the members */
+    struct ranks nodes;          /* with members; a gather's owners */
     uint32_t own;
     uint32_t first_own; /* position of this node's first member; the members' number: none */
     struct ucx_part parts[GW_RANKS_MAX];
@@ -117,7 +117,7 @@ void ucx_scratch_free(struct ucx_fabric *fabric);
 
 /* parts.c: pure */
 /* Cuts the positions [0, n), node by node, into parts; returns how many. */
-uint32_t ucx_parts_cut(const uint8_t *node, uint32_t n, struct ucx_part *parts);
+uint32_t ucx_parts_cut(const uint16_t *node, uint32_t n, struct ucx_part *parts);
 /* Whether the tree over these inputs is the plain one over as many leaves. */
 bool ucx_parts_plain(const struct kernel_subtree *subtrees, uint32_t n);
 

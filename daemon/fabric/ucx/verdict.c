@@ -19,7 +19,7 @@ static uint64_t walk(struct ucx_op *op, uint32_t node, struct kernel_partial *pa
         uint64_t chunks = partials ? kernel_chunks(partials->numel) : 0;
         for (uint32_t slice = 0; partials && slice < partials->slices; slice++) {
             struct kernel_partial *own = &partials->at[slice * chunks];
-            uint8_t rank = partials->rank_of[slice];
+            uint16_t rank = partials->rank_of[slice];
             if (rank == GW_RANKS_MAX || op->fabric->local.config.nodes->of_rank[rank] != node)
                 continue;
             if (packed)
@@ -47,7 +47,7 @@ static int prepare(struct ucx_op *op, struct ucx_flow *flow, uint64_t row, uint3
 static void finish(struct ucx_op *op)
 {
     for (uint32_t node = 0; node < GW_NODES_MAX; node++)
-        if (node != op->own && op->nodes >> node & 1)
+        if (node != op->own && ranks_has(&op->nodes, node))
             walk(op, node, &op->packed[op->packed_at[node]], false);
     local_verdict(op->local);
 }
@@ -65,7 +65,7 @@ int ucx_plan_verdict(struct ucx_op *op)
     op->finish = finish;
     for (uint32_t node = 0; node < GW_NODES_MAX; node++)
         op->packed_at[node + 1] =
-            op->packed_at[node] + (op->nodes >> node & 1 ? walk(op, node, NULL, false) : 0);
+            op->packed_at[node] + (ranks_has(&op->nodes, node) ? walk(op, node, NULL, false) : 0);
     op->packed = malloc((op->packed_at[GW_NODES_MAX] + 1) * sizeof(*op->packed));
     if (!op->packed)
         return GW_E_NOMEM;
@@ -74,7 +74,7 @@ int ucx_plan_verdict(struct ucx_op *op)
         struct ucx_flow flow = {.node = node, .pieces = 1, .prepare = prepare};
         uint64_t own = op->packed_at[op->own + 1] - op->packed_at[op->own];
         uint64_t theirs = op->packed_at[node + 1] - op->packed_at[node];
-        if (node == op->own || !(op->nodes >> node & 1))
+        if (node == op->own || !(ranks_has(&op->nodes, node)))
             continue;
         flow.rows = flow.ready =
             theirs ? ucx_ceil(theirs * sizeof(*op->packed), UCX_CHUNK_BYTES) : 1;

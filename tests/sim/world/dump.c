@@ -304,8 +304,8 @@ static void add_entries(struct dump *dump, const struct zero *z)
             add(dump, z->tokens[i].timeline[t] | z->tokens[i].value[t] << 8);
         add(dump, i);
     }
-    for (uint32_t i = 0; i < z->buckets * z->depth; i++)
-        add(dump, z->due[i].mask);
+    add_bytes(dump, z->due_ranks,
+              (size_t)z->buckets * z->depth * z->words * sizeof(*z->due_ranks));
 }
 
 static void add_group(struct dump *dump, const struct zero_group *group)
@@ -315,14 +315,15 @@ static void add_group(struct dump *dump, const struct zero_group *group)
     add(dump, group->digest);
     add(dump, group->gate | group->committed << 32);
     add(dump, group->commits | group->gathered << 32);
-    add(dump, group->fresh);
+    add_bytes(dump, &group->fresh, sizeof(group->fresh));
     add_bytes(dump, group->order, group->buckets * sizeof(*group->order));
     add_bytes(dump, group->recorded, group->recorded_count * sizeof(*group->recorded));
 }
 
 static void add_zero(struct dump *dump, const struct zero *z)
 {
-    add(dump, z->step | z->declared << 32);
+    add(dump, z->step);
+    add_bytes(dump, &z->declared, sizeof(z->declared));
     add_op(dump, z->verdict_op);
     add_op(dump, z->quiet_op);
     add(dump, z->update_open | z->committed << 32);
@@ -332,7 +333,7 @@ static void add_zero(struct dump *dump, const struct zero *z)
     for (uint32_t i = 0; i < z->world * z->group_count; i++)
         add_op(dump, z->gather_ops[i]);
     add_bytes(dump, z->gather_commits, z->world * z->group_count * sizeof(*z->gather_commits));
-    add_bytes(dump, z->done, z->buckets * sizeof(*z->done));
+    add_bytes(dump, z->done, (size_t)z->buckets * z->words * sizeof(*z->done));
     add_bytes(dump, z->launched, z->buckets * sizeof(*z->launched));
     add_bytes(dump, z->valid, z->buckets);
     add_bytes(dump, z->zeroed, z->buckets);
@@ -356,9 +357,9 @@ static void add_zero(struct dump *dump, const struct zero *z)
 static void add_core(struct dump *dump, const struct core *core)
 {
     add(dump, core->generation | (uint64_t)core->broken << 32 | (uint64_t)core->ended << 33);
-    add(dump, core->present);
-    add(dump, core->left);
-    add(dump, core->old);
+    add_bytes(dump, &core->present, sizeof(core->present));
+    add_bytes(dump, &core->left, sizeof(core->left));
+    add_bytes(dump, &core->old, sizeof(core->old));
     for (uint32_t r = 0; r < core->config.world; r++) {
         add(dump, core->ranks[r].lane.sequence);
         add(dump, core->ranks[r].lane.pending_count);
