@@ -3,7 +3,7 @@
 
 Files are read by a reader of this test's own, written from the format's description, and by the
 safetensors package where it is installed. Values are random bits, NaNs and denormals included.
-ctest: device=cuda timeout=300
+ctest: device=cuda nodes=too timeout=300
 """
 import ctypes as C
 import hashlib
@@ -189,9 +189,9 @@ def load(job, path, *args, **options):
 
 
 @pytest.fixture
-def where(daemon, tmp_path):
+def where(service, tmp_path):
     (tmp_path / "out").mkdir()
-    return {"socket": str(daemon.socket), "id": str(tmp_path / "job.id"),
+    return {"socket": service, "id": str(tmp_path / "job.id"),
             "out": str(tmp_path / "out")}
 
 
@@ -217,7 +217,11 @@ def next_rank(rank, world, where, number, options):
     job.close()
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+FILES = pytest.mark.one_node("files are the same wherever ranks are")
+
+
+@pytest.mark.parametrize("stage", [
+    0, pytest.param(1, marks=FILES), pytest.param(2, marks=FILES), 3])
 def test_state_goes_through_worlds_4_6_2_1(where, stage):
     gw.run(4, first_rank, 4, new_id(where, 4), stage)
     assert_state(f"{where['out']}/0.safetensors", wanted(MODEL, MOMENTS))
@@ -239,6 +243,7 @@ def mapped_rank(rank, world, where):
 
 
 @pytest.mark.host_only("mapped gathers are for host memory")
+@pytest.mark.one_node("as mapped gathers are")
 def test_mapped_parameters_and_flat_shapes(where):
     gw.run(2, mapped_rank, 2, where)
     got = read_state(f"{where['out']}/0.safetensors")
@@ -285,6 +290,7 @@ def cut_rank(rank, world, where):
     job.close()
 
 
+@FILES
 def test_files_are_cut_as_other_tools_cut_them(where):
     gw.run(3, cut_rank, 3, where)
     assert_state(f"{where['out']}/model.safetensors", wanted(MODEL, ["m"]))
@@ -311,6 +317,7 @@ def mixed_rank(rank, world, where):
     return caught.value.name, caught.value.text
 
 
+@FILES
 def test_files_of_two_saves_are_not_taken_for_one(where):
     for directory in ("a", "b"):
         os.mkdir(f"{where['out']}/{directory}")
@@ -321,6 +328,7 @@ def test_files_of_two_saves_are_not_taken_for_one(where):
 # ---- other programs ------------------------------------------------------------------------------
 
 
+@FILES
 def test_the_safetensors_package_opens_them(where):
     safetensors = pytest.importorskip("safetensors", reason="the safetensors package is not there")
     pytest.importorskip("numpy")
@@ -344,6 +352,7 @@ def foreign_rank(rank, world, where, names):
     return out
 
 
+@FILES
 def test_files_of_other_programs_are_loaded(where):
     tensors = [(name, ("F32", shape, data)) for name, (shape, data) in wanted(MODEL).items()]
     tensors.insert(2, ("steps", ("I64", (1,), b"\1" * 8)))
@@ -382,6 +391,7 @@ def all_refused(where, cases):
     return results[0]
 
 
+@FILES
 def test_every_difference_is_told(where):
     tensors = {name: ("F32", shape, data) for name, (shape, data) in wanted(MODEL).items()}
     good = dict(tensors)
@@ -403,6 +413,7 @@ def test_every_difference_is_told(where):
     assert len(got["./m"][2]) == 2  # any shape of the right size will do, and others are fine
 
 
+@FILES
 def test_damaged_files_are_refused(where):
     tensors = {name: ("F32", shape, data) for name, (shape, data) in wanted(MODEL).items()}
     write_file(f"{where['out']}/good", tensors)
@@ -470,6 +481,7 @@ def full_rank(rank, world, where, full):
     return errors
 
 
+@FILES
 @pytest.mark.parametrize("full", [0, 1])
 def test_a_full_disk_leaves_nothing_behind(where, full):
     results = gw.run(2, full_rank, 2, where, full)
