@@ -6,6 +6,8 @@
  *   timers, callbacks -> take what lies in the rings -> say "asleep" -> look once more -> epoll
  *                                                                       -> say "awake" -> ...
  *
+ * While more waits for other nodes than should, nothing is taken: the loop turns when it is less.
+ *
  * Each client has its turn, but where a request must be judged by what all had said before it: then
  * all is read that lies in any ring.
  *
@@ -51,12 +53,15 @@ static void say_awake(struct engine *engine)
 static void on_prepare(uv_prepare_t *prepare)
 {
     struct engine *engine = prepare->data;
-    bool some = session_take_turns(engine), more;
+    bool full = engine->nodes && nodes_full(engine->nodes), some = false, more;
 
-    some |= session_hear_out(engine);
+    if (!full) {
+        some = session_take_turns(engine);
+        some |= session_hear_out(engine);
+    }
     if (some)
         engine_after(engine);
-    more = engine->ending || say_asleep(engine);
+    more = engine->ending || (say_asleep(engine) && !full);
     if (more)
         say_awake(engine);
     if (more)

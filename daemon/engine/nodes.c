@@ -501,6 +501,11 @@ int nodes_made(struct nodes *nodes)
     return nodes_tell_address(nodes);
 }
 
+bool nodes_full(const struct nodes *nodes)
+{
+    return star_full(nodes->star);
+}
+
 bool nodes_ready(const struct nodes *nodes)
 {
     return nodes->ready;

@@ -17,6 +17,10 @@
  * root's clock counts, brought to each node's by an offset taken once: too early by at most a round
  * trip, never late.
  *
+ * Who is slow makes all slower, and nothing is lost: while much waits for a node, the root takes
+ * nothing from its clients nor from other nodes, and these, when much of theirs waits, nothing from
+ * their own.
+ *
  * Until all ranks have joined the root keeps the log, for nodes that come. A node that is lost is
  * lost with its ranks' shards: the job fails and cannot form again. A node without its root ends.
  */
@@ -43,6 +47,8 @@ int nodes_follow(struct engine *engine, nodes_arrived_fn *arrived, struct nodes 
 void nodes_configure(struct nodes *nodes, struct job_config *config);
 /* Root: its job is made. */
 int nodes_made(struct nodes *nodes);
+/* More waits for other nodes than should: clients are not read meanwhile. */
+bool nodes_full(const struct nodes *nodes);
 /* Node: it can take JOINs. */
 bool nodes_ready(const struct nodes *nodes);
 /* NULL-safe. Before the job is freed no more events come. */

@@ -52,16 +52,40 @@ bool star_tell(struct star_peer *peer, enum star_event_kind kind, int code, cons
     return true;
 }
 
-static struct star_event *take_events(struct star *star)
+/* Behind those that are due already. */
+static void take_events(struct star *star)
 {
-    struct star_event *first;
-
     uv_mutex_lock(&star->lock);
-    first = star->events;
-    star->events = NULL;
-    star->last_event = &star->events;
+    if (star->events) {
+        *star->last_due = star->events;
+        star->last_due = star->last_event;
+        star->events = NULL;
+        star->last_event = &star->events;
+    }
     uv_mutex_unlock(&star->lock);
-    return first;
+}
+
+static struct star_event *next_due(struct star *star)
+{
+    struct star_event *event = star->due;
+
+    if (event && !(star->due = event->next))
+        star->last_due = &star->due;
+    return event;
+}
+
+bool star_full(const struct star *star)
+{
+    return atomic_load_explicit(&star->full, memory_order_relaxed) > 0;
+}
+
+bool star_eased(struct star_peer *peer)
+{
+    if (!peer->full || (peer->waiting > STAR_FULL_BYTES / 2 && !peer->deaf && !peer->dropped))
+        return false;
+    peer->full = false;
+    atomic_fetch_sub(&peer->star->full, 1);
+    return true;
 }
 
 /* Loop thread, lock held: the engine cannot name it any more. */
@@ -117,10 +141,10 @@ static void delivered(struct star *star, struct star_event *event)
 static void on_heard(uv_async_t *handle)
 {
     struct star *star = handle->data;
-    struct star_event *next;
+    struct star_event *event;
 
-    for (struct star_event *event = take_events(star); event; event = next) {
-        next = event->next;
+    take_events(star);
+    while (!(star->root && star_full(star)) && (event = next_due(star)) != NULL) {
         if (!star->freed && !event->peer->forgotten)
             call(star, event);
         delivered(star, event);
@@ -240,6 +264,7 @@ static int star_new(const struct star_config *config, bool root, struct star **r
     star->lost_ns = lost_ns;
     star->callbacks = config->callbacks;
     star->last_event = &star->events;
+    star->last_due = &star->due;
     star->secret = sodium_malloc(JOB_ID_SECRET_BYTES);
     if (!star->secret || uv_mutex_init(&star->lock) != 0) {
         sodium_free(star->secret);
@@ -269,16 +294,15 @@ static void loop_free(struct star *star)
 /* The thread does not run, or has ended. */
 static void unmake(struct star *star)
 {
-    struct star_event *next;
+    struct star_event *event;
 
     star->freed = true;
     while (star->peers)
         star_peer_end(star, star->peers);
     loop_free(star);
-    for (struct star_event *event = take_events(star); event; event = next) {
-        next = event->next;
+    take_events(star);
+    while ((event = next_due(star)) != NULL)
         delivered(star, event);
-    }
     while (star->named)
         forget(star, star->named);
 }
@@ -404,9 +428,14 @@ static int queue(struct star_peer *peer, const void *bytes, size_t count)
         return GW_E_LIMIT;
     }
     r = star_list_add(&peer->pending, bytes, count);
-    if (r == 0)
-        peer->waiting += STAR_COST(count);
-    return r;
+    if (r < 0)
+        return r;
+    peer->waiting += STAR_COST(count);
+    if (peer->waiting > STAR_FULL_BYTES && !peer->full) {
+        peer->full = true;
+        atomic_fetch_add(&peer->star->full, 1);
+    }
+    return 0;
 }
 
 int star_send(struct star *star, uint32_t peer, const void *bytes, size_t count)
@@ -434,6 +463,8 @@ void star_drop(struct star *star, uint32_t peer)
     to = named(star, peer);
     if (to) {
         to->dropped = true;
+        if (star_eased(to))
+            uv_async_send(&star->heard);
         forget(star, to);
     }
     uv_mutex_unlock(&star->lock);

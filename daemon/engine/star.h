@@ -21,6 +21,7 @@
 #ifndef GW_ENGINE_STAR_H
 #define GW_ENGINE_STAR_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <uv.h>
@@ -31,6 +32,7 @@
 #define STAR_ROOT 0u /* the root, as peer of a node */
 #define STAR_MESSAGE_MAX GW_FRAME_MAX
 #define STAR_STRANGERS 64u
+#define STAR_FULL_BYTES (4u << 20)   /* of what waits for one peer: then it is time to say less */
 #define STAR_QUEUE_BYTES (64u << 20) /* most that waits for one peer; then it is lost */
 #define STAR_BEAT_NS 100000000ull
 #define STAR_LOST_NS 800000000ull
@@ -74,6 +76,10 @@ int star_node(const struct star_config *config, const struct job_address *root,
 /* Queued; copied. GW_E_LIMIT: too much waits for that peer already, and it is given up (lost);
  * GW_E_NOT_FOUND: no such peer, or it is lost or dropped; GW_E_INVALID: too long; GW_E_NOMEM. */
 int star_send(struct star *star, uint32_t peer, const void *bytes, size_t count);
+/* More than STAR_FULL_BYTES waits for some peer, and since then it has not fallen to half of that;
+ * the loop turns when it has. A root gives its engine nothing meanwhile, so that what would be
+ * passed on waits where it came from; loss of that peer ends this too. Cheap. */
+bool star_full(const struct star *star);
 /* What is queued goes out, for a second at most, then the peer hears that it was sent away.
  * No callback about it follows here. */
 void star_drop(struct star *star, uint32_t peer);

@@ -17,6 +17,7 @@
 #ifndef GW_ENGINE_STAR_INTERNAL_H
 #define GW_ENGINE_STAR_INTERNAL_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -53,6 +54,7 @@ struct star_peer {
     /* Lock. */
     unsigned references; /* the star thread's, the loop thread's, one for each event */
     bool deaf;           /* what is sent is dropped: its loss is on the way */
+    bool full;           /* counted in star->full */
     bool behind;         /* too much waits */
     bool dropped;
     bool ack_wanted;
@@ -102,7 +104,9 @@ struct star {
     struct star_callbacks callbacks;
     uv_async_t heard; /* of config.loop */
     uv_thread_t thread;
-    bool freed; /* loop thread */
+    atomic_uint full; /* peers for which more waits than should; changed under lock */
+    bool freed;       /* loop thread */
+    struct star_event *due, **last_due; /* loop thread: taken, and not called yet */
 
     uv_mutex_t lock;
     /* Lock. */
@@ -138,6 +142,9 @@ void star_release(struct star_peer *peer);
 /* For the loop thread; false: no memory. */
 bool star_tell(struct star_peer *peer, enum star_event_kind kind, int code, const void *data,
                size_t bytes);
+/* With the lock held: what waits for it has become less, or is nobody's any more. True: the loop is
+ * to be woken. */
+bool star_eased(struct star_peer *peer);
 /* Ends the thread if it shall end and nothing is left to do. */
 void star_check_end(struct star *star);
 

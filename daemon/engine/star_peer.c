@@ -54,6 +54,8 @@ void star_peer_end(struct star *star, struct star_peer *peer)
     star_flow_end(&peer->flow);
     uv_mutex_lock(&star->lock);
     peer->deaf = true;
+    if (star_eased(peer) && !star->freed)
+        uv_async_send(&star->heard);
     star_list_end(&peer->pending);
     star_release(peer);
     uv_mutex_unlock(&star->lock);
@@ -160,6 +162,8 @@ static void take_data(struct star_peer *peer, const uint8_t *record, size_t byte
 
     uv_mutex_lock(&star->lock);
     peer->waiting -= freed;
+    if (star_eased(peer))
+        uv_async_send(&star->heard);
     uv_mutex_unlock(&star->lock);
     if (r == GW_E_NOMEM)
         star_peer_lose(peer, STAR_BYE_FULL, r, "no memory for what it sent");

@@ -9,6 +9,7 @@ import os
 import signal
 import struct
 import threading
+import time
 
 import pytest
 
@@ -51,7 +52,7 @@ class Place:
         return bytes(job_id.bytes[:64])
 
 
-def together(place, fn, *args):
+def together(place, fn, *args, within=60):
     """Ranks as threads; [("ok", value) or ("error", (name, text))]."""
     results = [("hung", None)] * len(place.places)
 
@@ -66,7 +67,7 @@ def together(place, fn, *args):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60 * SLOWER)
+        thread.join(within * SLOWER)
     return results
 
 
@@ -192,6 +193,65 @@ def test_all_ranks_write_and_read_parameters_at_once(make_nodes, tmp_path):
     at_once = threading.Barrier(len(places), timeout=60 * SLOWER)
     results = together(Place(make_nodes(2), places, tmp_path), writing_rank, at_once)
     assert set(results) == {("ok", True)}, results
+
+
+# ---- more than can be taken ----------------------------------------------------------------------
+
+
+def talking_rank(rank, place, at_once, engine):
+    """Rank 1 says more than can wait anywhere while the third node's engine stands still. How much
+    that was."""
+    job = place.attach(rank, op_timeout_ns=600 * S)
+    job.param("p", 64, "u")
+    job.seal(stage=0, bucket_bytes=4096)
+    job.barrier()
+    said = None
+    at_once.wait()
+    if rank == 1:
+        (pid,) = engine()
+        os.kill(pid, signal.SIGSTOP)
+        said = talk_until_full(job)
+        os.kill(pid, signal.SIGCONT)
+        until(lambda: takes_more(job), 120, "room")
+    at_once.wait()
+    job.barrier(120 * S)  # behind all that was said
+    generation = job.generation()
+    job.close()
+    return said, generation
+
+
+def talk_until_full(job):
+    """Until nothing has been taken for a second."""
+    said, since = 0, time.monotonic()
+    while time.monotonic() < since + SLOWER:
+        if takes_more(job):
+            said, since = said + 1, time.monotonic()
+        else:
+            time.sleep(0.01)
+    return said
+
+
+def takes_more(job):
+    try:
+        job.fetch(0)
+        return True
+    except gw.Error as e:
+        assert e.name == "GW_E_AGAIN", e
+        return False
+
+
+def test_a_node_that_takes_nothing_slows_who_talks_and_nothing_is_lost(make_nodes, tmp_path):
+    """Many times what may wait between two engines (64 MiB) could be said meanwhile. Root, in the
+    middle, reads its other node no more, and that one its client."""
+    daemons = make_nodes(3, "star_lost = 300s\nstar_beat = 100ms\n")
+    at_once = threading.Barrier(3, timeout=120 * SLOWER)
+    place = Place(daemons, (0, 1, 2), tmp_path)
+    results = together(place, talking_rank, at_once, daemons[2].engines, within=150)
+    assert [kind for kind, _ in results] == ["ok"] * 3, (results, daemons[0].log())
+    print(f"{results[1][1][0]} fetches were taken before the next had to wait")
+    assert {generation for _, (_, generation) in results} == {1}
+    for daemon in daemons:
+        daemon.assert_idle()
 
 
 # ---- a node that lies ----------------------------------------------------------------------------

@@ -207,6 +207,42 @@ static void test_free_while_cut(void **state)
     assert_int_equal(world.root.lost + world.node.lost, 0);
 }
 
+/* A peer that takes nothing: what others say waits where it is until that one takes its own again,
+ * or is no more; then it comes, whole and in order. */
+static void test_full(void **state)
+{
+    (void)state;
+    for (int drop = 0; drop < 2; drop++) {
+        struct side quick = {0};
+        struct world world;
+        uint64_t sent = 0;
+
+        start(&world, 60 * SECOND, 60 * SECOND);
+        kit_node(&world.kit, &quick, &world.root.address);
+        KIT_WAIT(&world.kit, world.root.joined == 2 && quick.joined);
+        world.relay.frozen = true;
+        for (size_t bytes = 0; bytes <= STAR_FULL_BYTES; bytes += kit_bytes_of(sent++) + 64) {
+            assert_false(star_full(world.root.star));
+            assert_int_equal(kit_send(&world.root, 1, sent), 0);
+        }
+        assert_true(star_full(world.root.star));
+        assert_false(star_full(quick.star));
+        for (uint64_t i = 0; i < 100; i++)
+            assert_int_equal(kit_send(&quick, STAR_ROOT, i), 0);
+        kit_turn(&world.kit, 100 * MS);
+        assert_int_equal(world.root.messages, 0);
+        assert_int_equal(world.root.lost, 0);
+        if (drop)
+            star_drop(world.root.star, 1);
+        world.relay.frozen = drop;
+        KIT_WAIT(&world.kit, world.root.heard[2] == 100 && !star_full(world.root.star));
+        if (!drop)
+            KIT_WAIT(&world.kit, world.node.heard[STAR_ROOT] == sent);
+        star_free(quick.star);
+        end(&world);
+    }
+}
+
 /* The root's process is gone, and its port with it. */
 static void test_root_gone(void **state)
 {
@@ -235,6 +271,7 @@ int main(void)
         cmocka_unit_test(test_back_too_late),
         cmocka_unit_test(test_back_through_closed_door),
         cmocka_unit_test(test_free_while_cut),
+        cmocka_unit_test(test_full),
         cmocka_unit_test(test_root_gone),
     };
 
