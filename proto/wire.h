@@ -114,6 +114,14 @@ enum gw_device_kind { GW_DEVICE_HOST = 0, GW_DEVICE_CUDA = 1, GW_DEVICE_KINDS };
 #define GW_IPC_HANDLE_BYTES 64u /* of CUDA */
 #define GW_TIMELINE_EVENTS 32u  /* value v of a timeline is told by event v % 32 */
 
+/* Why a buffer of the service's stands in for the client's own device memory. */
+enum wire_stands_in {
+    WIRE_STANDS_IN_NOT = 0,
+    WIRE_STANDS_IN_UNEXPORTED = 1, /* the client's driver exports none of it */
+    WIRE_STANDS_IN_UNOPENED = 2,   /* the engine could not open it */
+    WIRE_STANDS_IN_KINDS,
+};
+
 enum wire_op_kind {
     WIRE_OP_REDUCE_SCATTER = 1,
     WIRE_OP_ALL_GATHER = 2,
@@ -254,6 +262,7 @@ struct wire_msg {
         } arena;
         struct {
             uint64_t bytes;
+            uint32_t stands_in; /* enum wire_stands_in */
         } buffer_new;
         struct {
             uint32_t buffer;

@@ -139,6 +139,7 @@ WIRE_MESSAGE(group_made, group_made, NULL);
 
 static const struct wire_field buffer_new[] = {
     WIRE_U64(BufferNew, MSG, u.buffer_new., bytes, UINT64_MAX),
+    WIRE_U32(BufferNew, MSG, u.buffer_new., stands_in, 0, WIRE_STANDS_IN_KINDS - 1),
 };
 WIRE_MESSAGE(buffer_new, buffer_new, NULL);
 

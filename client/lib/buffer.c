@@ -76,7 +76,7 @@ static int take_buffer(gw_job *job, const struct reply *reply, size_t size_bytes
     return r;
 }
 
-int buffer_make(gw_job *job, size_t size_bytes, gw_buffer **ret_buffer)
+int buffer_make(gw_job *job, size_t size_bytes, enum wire_stands_in why, gw_buffer **ret_buffer)
 {
     struct gw_buffer *buffer = calloc(1, sizeof(*buffer));
     struct wire_msg msg;
@@ -90,6 +90,7 @@ int buffer_make(gw_job *job, size_t size_bytes, gw_buffer **ret_buffer)
     memset(&msg, 0, sizeof(msg));
     msg.type = WIRE_BUFFER_NEW;
     msg.u.buffer_new.bytes = size_bytes;
+    msg.u.buffer_new.stands_in = why;
     r = job_request(job, &msg, WIRE_BUFFER_MADE, CHANNEL_PARK_SAME, clock_deadline(job->timeout_ns),
                     &reply);
     if (r == 0)
@@ -121,7 +122,7 @@ int gw_buffer_new(gw_job *job, size_t size_bytes, gw_buffer **ret_buffer)
     if (!ret_buffer || size_bytes == 0)
         return err_set(GW_E_INVALID, "%s",
                        ret_buffer ? "a buffer of 0 bytes was asked for" : "ret_buffer is NULL");
-    r = buffer_make(job, size_bytes, ret_buffer);
+    r = buffer_make(job, size_bytes, WIRE_STANDS_IN_NOT, ret_buffer);
     if (r == 0)
         buffer_keep(job, *ret_buffer);
     return r;

@@ -6,7 +6,7 @@
 #include "client/lib/job.h"
 
 /* A buffer of the service's memory, not in the list yet; into the list. */
-int buffer_make(gw_job *job, size_t size_bytes, gw_buffer **ret_buffer);
+int buffer_make(gw_job *job, size_t size_bytes, enum wire_stands_in why, gw_buffer **ret_buffer);
 void buffer_keep(gw_job *job, gw_buffer *buffer);
 
 /* Staged buffers (import.c): `numel` elements from `offset` on go into the service's memory before

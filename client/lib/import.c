@@ -100,7 +100,8 @@ static int make_copies(gw_job *job)
     return r;
 }
 
-static int staged(gw_job *job, void *data, size_t size_bytes, gw_buffer **ret_buffer)
+static int staged(gw_job *job, void *data, size_t size_bytes, enum wire_stands_in why,
+                  gw_buffer **ret_buffer)
 {
     int r;
 
@@ -110,7 +111,7 @@ static int staged(gw_job *job, void *data, size_t size_bytes, gw_buffer **ret_bu
                        "operations no copy stands in for it; use gw_buffer_new");
     r = make_copies(job);
     if (r == 0)
-        r = buffer_make(job, size_bytes, ret_buffer);
+        r = buffer_make(job, size_bytes, why, ret_buffer);
     if (r < 0)
         return r;
     (*ret_buffer)->data = data;
@@ -160,6 +161,7 @@ static bool cannot_cross(const gw_job *job, int r)
 int gw_cuda_buffer_import(gw_job *job, void *device_pointer, size_t size_bytes,
                           gw_buffer **ret_buffer, int *ret_staged)
 {
+    enum wire_stands_in why = WIRE_STANDS_IN_UNEXPORTED;
     struct gw_device_export memory;
     bool copies = false;
     int r = job_check(job);
@@ -174,11 +176,13 @@ int gw_cuda_buffer_import(gw_job *job, void *device_pointer, size_t size_bytes,
     r = job->device->ops->export_memory(job->device, device_pointer, size_bytes, &memory);
     if (r == GW_E_INVALID)
         return r; /* none of this device's memory: copies would not help */
-    if (r == 0)
+    if (r == 0) {
+        why = WIRE_STANDS_IN_UNOPENED;
         r = imported(job, &memory, device_pointer, size_bytes, ret_buffer);
+    }
     if (cannot_cross(job, r)) {
         copies = true;
-        r = staged(job, device_pointer, size_bytes, ret_buffer);
+        r = staged(job, device_pointer, size_bytes, why, ret_buffer);
     }
     if (r < 0)
         return err_prefix(r, "importing %zu bytes", size_bytes);

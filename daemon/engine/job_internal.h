@@ -43,6 +43,8 @@ struct job {
     uint64_t cookie;                 /* and its connection */
     struct span *span;
 
+    bool copies_told; /* requests.c */
+
     /* The request that the core is handling: its reply may need what the request said. */
     uint32_t request_rank;
     const struct wire_msg *request;

@@ -11,6 +11,7 @@
 #include "daemon/base/text.h"
 #include "daemon/device/host/kernels.h"
 #include "daemon/engine/job_internal.h"
+#include "daemon/engine/log.h"
 
 void request_memory_text(const struct job *job, uint64_t bytes, int code, char *text,
                          size_t text_bytes)
@@ -97,6 +98,24 @@ static int buffer_made(struct job *job, uint64_t now_ns, uint32_t rank, uint32_t
     return 0;
 }
 
+/* Copies that nobody asked for, said once: further buffers are a number in gw_stats. */
+static void warn_of_copies(struct job *job, uint32_t rank, const struct wire_msg *msg)
+{
+    bool exported = msg->u.buffer_new.stands_in == WIRE_STANDS_IN_UNOPENED;
+
+    if (msg->u.buffer_new.stands_in == WIRE_STANDS_IN_NOT || job->copies_told)
+        return;
+    job->copies_told = true;
+    log_line("warning: rank %u's own memory (%llu bytes) cannot be %s: every op on it copies its "
+             "operands in and its results out, and as many bytes are held twice (gw_stats: "
+             "staged_bytes; told once per job); use gw_buffer_new, or %s",
+             rank, (unsigned long long)msg->u.buffer_new.bytes,
+             exported ? "opened by the engine (another PID namespace?)"
+                      : "exported (a stream-ordered pool or an expandable segment?)",
+             exported ? "let the rank share the engine's PID namespace"
+                      : "memory of cudaMalloc (PyTorch: expandable_segments:False)");
+}
+
 static int buffer_new(struct job *job, uint64_t now_ns, uint32_t rank, const struct wire_msg *msg)
 {
     uint32_t id = 0;
@@ -111,6 +130,7 @@ static int buffer_new(struct job *job, uint64_t now_ns, uint32_t rank, const str
         reply_no_memory(job, rank, msg->request, msg->u.buffer_new.bytes, r);
         return 0;
     }
+    warn_of_copies(job, rank, msg);
     return buffer_made(job, now_ns, rank, msg->request, id);
 }
 

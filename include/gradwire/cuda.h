@@ -91,11 +91,12 @@ GW_API int gw_record(gw_job *job, void *stream, struct gw_token *ret_token);
  * copy. The memory must stay until gw_buffer_free has returned 0. Where the memory cannot be
  * exported (stream-ordered pools, expandable segments, another PID namespace) a buffer of the
  * service's memory stands in: ops copy from the caller's memory on the job's stream and back on a
- * stream of the library's, gw_stats counts the bytes (staged_bytes), and *ret_staged (may be NULL)
- * is 1: allocate with gw_buffer_new instead (without stream memory operations:
- * GW_E_UNIMPLEMENTED). gw_buffer_data returns the caller's pointer in both
- * cases, and an op's results are in its memory once the op's token is reached. GW_E_INVALID: no
- * device memory, or of another GPU. Set-up call. */
+ * stream of the library's, gw_stats counts the bytes (staged_bytes), *ret_staged (may be NULL) is
+ * 1, and the first such buffer of a job is a warning in the engine's log, with rank, reason and
+ * remedy: allocate with gw_buffer_new instead (without stream memory operations:
+ * GW_E_UNIMPLEMENTED). gw_buffer_data returns the caller's pointer in both cases, and an op's
+ * results are in its memory once the op's token is reached. GW_E_INVALID: no device memory, or of
+ * another GPU. Set-up call. */
 GW_API int gw_cuda_buffer_import(gw_job *job, void *device_pointer, size_t size_bytes,
                                  gw_buffer **ret_buffer, int *ret_staged);
 

@@ -9,6 +9,7 @@ import json
 import math
 import os
 import random
+import re
 import struct
 import subprocess
 import threading
@@ -221,10 +222,10 @@ def test_a_whole_step_is_enqueued_before_another_rank_begins(where):
 def imported(rank, world, where, way):
     job = join(rank, world, where)
     size = 8 * N
-    if way == "ipc":
-        address = gw.GPU.alloc(size)
-    else:
+    if way == "staged":
         address, size = gw.GPU.segment(size)
+    else:
+        address = gw.GPU.alloc(size)
     buffer, staged = ctypes.c_void_p(), ctypes.c_int()
     gw.call("gw_cuda_buffer_import", job.handle, ctypes.c_void_p(address),
             ctypes.c_size_t(8 * N), ctypes.byref(buffer), ctypes.byref(staged))
@@ -238,22 +239,40 @@ def imported(rank, world, where, way):
         out.append((set(memory[0:N]), set(memory[N:2 * N])))
     bytes_ = job.stats().staged_bytes
     gw.call("gw_buffer_free", job.handle, buffer)
-    if way == "ipc":
-        gw.GPU.free(address)
-    else:
+    if way != "ipc":
         gw.GPU.sync()
+    if way == "staged":
         gw.GPU.segment_free(address, size)
+    else:
+        gw.GPU.free(address)
     job.barrier()
     job.close()
     return staged.value, bytes_, out
 
 
-@pytest.mark.parametrize("way", ["ipc", "staged"])
-def test_a_callers_own_memory(where, way):
+WARNED = {
+    "staged": "exported (a stream-ordered pool or an expandable segment?)",
+    "unopened": "opened by the engine (another PID namespace?)",
+}
+
+
+@pytest.mark.parametrize("way", ["ipc", "staged", "unopened"])
+def test_a_callers_own_memory(where, way, gpus, daemon):
+    """Opened; not exported by the rank's driver; or refused by the engine's."""
+    if way == "unopened":
+        gpus.control("inject", "ipc-open-fail", 2)
     for rank, (staged, copied, got) in enumerate(gw.run(2, imported, 2, plain(where), way)):
         assert got == [({float(rank + k)}, {2.0 * k + 1}) for k in range(3)]
-        assert staged == (way == "staged")
-        assert (copied > 0) == (way == "staged")
+        assert staged == (way in WARNED)
+        # In: N floats; out: as many; three times.
+        assert copied == (3 * 2 * 4 * N if way in WARNED else 0)
+    told = [line for line in daemon.log().splitlines() if "own memory" in line]
+    assert len(told) == (way in WARNED), told
+    if told:
+        assert re.search(rf"warning: rank [01]'s own memory \({8 * N} bytes\) cannot be "
+                         + re.escape(WARNED[way]), told[0]), told
+        assert "copies its operands in and its results out" in told[0]
+        assert "staged_bytes" in told[0] and "use gw_buffer_new" in told[0]
 
 
 def many_buffers(rank, world, where, rounds):

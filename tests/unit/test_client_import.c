@@ -87,7 +87,7 @@ static void memory_that_cannot_cross_is_copied(void **state)
     assert_int_equal(staged, 1);
     assert_ptr_equal(gw_buffer_data(buffer), memory);
     assert_int_equal(gw_all_reduce(job, slice(buffer, 0), slice(buffer, 0), 8, NULL, &first), 0);
-    sv_expect("copy s0 32\nraise s0 t1 = 1\nOP 1 t1=1\n"
+    sv_expect("STANDS IN 1\ncopy s0 32\nraise s0 t1 = 1\nOP 1 t1=1\n"
               "wait s100 op1 >= 1\ncopy s100 32\nraise s100 t0 = 1\n");
     assert_int_equal(gw_all_reduce(job, slice(buffer, 0), slice(buffer, 4), 4, NULL, &second), 0);
     sv_expect("wait s0 t0 >= 1\ncopy s0 16\nraise s0 t1 = 2\nOP 2 t1=2\n"
@@ -123,6 +123,7 @@ static void an_engine_that_cannot_open_memory_gets_copies(void **state)
     sv.import_code = GW_E_INVALID;
     assert_int_equal(gw_cuda_buffer_import(job, memory, sizeof(memory), &buffer, &staged), 0);
     assert_int_equal(staged, 1);
+    sv_expect("IMPORT 64+32\nSTANDS IN 2\n");
     sv.import_code = GW_E_NOMEM;
     assert_int_equal(gw_cuda_buffer_import(job, memory, sizeof(memory), &buffer, &staged),
                      GW_E_NOMEM);

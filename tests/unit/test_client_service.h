@@ -588,6 +588,10 @@ static inline void sv_buffer(const struct wire_msg *asked)
 
     msg.u.buffer_made.buffer = ++id;
     if (asked->type == WIRE_BUFFER_NEW) {
+        if (asked->u.buffer_new.stands_in) {
+            snprintf(line, sizeof(line), "STANDS IN %u", asked->u.buffer_new.stands_in);
+            sv_add(line);
+        }
         fd = sv_memory(SV_ARENA_BYTES, &base);
         munmap(base, SV_ARENA_BYTES);
         msg.u.buffer_made.bytes = msg.u.buffer_made.mapped_bytes = SV_ARENA_BYTES;

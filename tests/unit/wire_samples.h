@@ -175,7 +175,9 @@ static void samples_collectives(void)
     for (uint32_t i = 0; i < GW_RANKS_MAX; i++)
         msg->u.group_new.ranks[i] = GW_RANKS_MAX - 1 - i;
     sample_add(WIRE_GROUP_MADE)->u.group_made.group = GW_GROUPS_MAX - 1;
-    sample_add(WIRE_BUFFER_NEW)->u.buffer_new.bytes = UINT64_MAX;
+    msg = sample_add(WIRE_BUFFER_NEW);
+    msg->u.buffer_new.bytes = UINT64_MAX;
+    msg->u.buffer_new.stands_in = WIRE_STANDS_IN_UNOPENED;
     msg = sample_add(WIRE_BUFFER_MADE);
     msg->u.buffer_made.buffer = UINT32_MAX;
     msg->u.buffer_made.bytes = 4;
