@@ -31,6 +31,7 @@ if ! gw_cuda_wheels "$PWD/build/cuda-wheels"; then
     cuda=OFF
     skipped=(--skipped "everything of CUDA: no toolkit and NCCL here, and none could be brought")
 fi
+gw_test_wheels "$PWD/build/test-wheels" || true # the tests that miss it say so
 jobs=$(nproc)
 # Neither a caller's settings nor a running daemon of the node may decide anything.
 unset GRADWIRE_SOCKET GRADWIRE_RUNTIME_DIR GRADWIRE_ENGINE GRADWIRE_DROP_EDGE GRADWIRE_DEBUG

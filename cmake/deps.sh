@@ -6,7 +6,7 @@
 # manager: what is there already, from wherever, is not installed again.
 
 gw_deps_has_command() { PATH=$PATH:/usr/sbin:/sbin command -v "$1" >/dev/null 2>&1; }
-# pip, or what makes a virtual environment that has it (cmake/cuda-wheels.sh).
+# pip, or what makes a virtual environment that has it (cmake/wheels.sh).
 gw_deps_has_pip() {
     python3 -c "import pip" 2>/dev/null || python3 -c "import ensurepip" 2>/dev/null
 }

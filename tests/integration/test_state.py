@@ -2,8 +2,9 @@
 """Saved state: plain tensors in safetensors files, into any world and stage, bit for bit.
 
 Files are read by a reader of this test's own, written from the format's description, and by the
-safetensors package where it is installed. Values are random bits, NaNs and denormals included.
-ctest: device=cuda nodes=too timeout=300
+safetensors package (cmake/wheels.sh brings it). Values are random bits, NaNs and denormals
+included.
+ctest: device=cuda nodes=too timeout=300 python=wheels
 """
 import ctypes as C
 import hashlib
@@ -330,7 +331,8 @@ def test_files_of_two_saves_are_not_taken_for_one(where):
 
 @FILES
 def test_the_safetensors_package_opens_them(where):
-    safetensors = pytest.importorskip("safetensors", reason="the safetensors package is not there")
+    safetensors = pytest.importorskip(
+        "safetensors", reason="the safetensors package could not be brought")
     pytest.importorskip("numpy")
     gw.run(2, first_rank, 2, where, 3)
     want = wanted(MODEL, MOMENTS)
