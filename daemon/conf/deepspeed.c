@@ -136,6 +136,31 @@ static bool is_off(const json_t *json)
            (json_is_array(json) && json_array_size(json) == 0);
 }
 
+/* What DeepSpeed takes to be off unless it says "enabled" or a device: {} too. */
+static bool is_switched_off(const json_t *json)
+{
+    return is_off(json) || (json_is_object(json) && json_object_get(json, "enabled") == NULL &&
+                            json_object_get(json, "device") == NULL);
+}
+
+/* compression_training: each part is switched by itself, most of them one level further down. */
+static bool are_parts_off(const json_t *json)
+{
+    const char *name;
+    json_t *part;
+
+    if (!json_is_object(json))
+        return is_off(json);
+    json_object_foreach((json_t *)json, name, part) /* reads only */
+    {
+        const json_t *shared = json_object_get(part, "shared_parameters");
+
+        if (!is_switched_off(part) || (shared != NULL && !is_switched_off(shared)))
+            return false;
+    }
+    return true;
+}
+
 /* A whole number: 500000000, or 5e8 (case G03). */
 static bool is_whole(const json_t *json, int64_t *ret_whole)
 {
@@ -159,6 +184,12 @@ static int read_value(struct reader *reader, const struct deepspeed_key *key, co
 
     switch (key->type) {
     case KEY_ANY:
+        break;
+    case KEY_SWITCH:
+        value.on = !is_switched_off(json);
+        break;
+    case KEY_PARTS:
+        value.on = !are_parts_off(json);
         break;
     case KEY_BOOL:
         want = json_is_boolean(json) ? NULL : "true or false";

@@ -13,6 +13,8 @@
 
 enum key_type {
     KEY_ANY,
+    KEY_SWITCH, /* an object that is off unless it says otherwise */
+    KEY_PARTS,  /* an object of such */
     KEY_BOOL,
     KEY_COUNT, /* a whole number from 0; 5e8 is one */
     KEY_WHOLE, /* a whole number, negative too */

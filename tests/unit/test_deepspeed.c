@@ -258,6 +258,13 @@ static void batch_sizes_make_micro_steps(void **state)
 
 /* ---- status ---- */
 
+/* As DeepSpeed's tutorial writes it: most parts are switched one level further down. */
+#define COMPRESSION(quantized, reduced)                                                            \
+    "{\"weight_quantization\": {\"shared_parameters\": {\"enabled\": " quantized                   \
+    ", \"quantize_groups\": 1}, \"different_groups\": {\"wq1\": {\"params\": {}}}},"               \
+    "\"sparse_pruning\": {\"shared_parameters\": {\"enabled\": false}},"                           \
+    "\"head_pruning\": {}, \"layer_reduction\": {\"enabled\": " reduced ", \"teacher_layer\": []}}"
+
 static const struct {
     const char *text, *key;
     enum deepspeed_status status;
@@ -304,6 +311,8 @@ static const struct {
     IN_ZERO("offload_param", "0", NOT_NEEDED),
     IN_ZERO("offload_param", "0.0", NOT_NEEDED),
     IN_ZERO("offload_param", "1", REJECTED),
+    IN_ZERO("offload_param", "{}", NOT_NEEDED), /* DeepSpeed's device is then none */
+    IN_ZERO("offload_optimizer", "{\"pin_memory\": true}", NOT_NEEDED),
     IN_ZERO("zenflow", "[]", NOT_NEEDED),
     IN_ZERO("zenflow", "[0.1]", REJECTED),
     IN_ZERO("zenflow", "{}", REJECTED),
@@ -328,6 +337,18 @@ static const struct {
     TOP("tensorboard", "{\"enabled\": true}", NOT_NEEDED),
     TOP("amp", "{\"enabled\": true}", REJECTED),
     TOP("amp", "{\"enabled\": false}", NOT_NEEDED),
+    TOP("amp", "{\"opt_level\": \"O1\"}", NOT_NEEDED), /* not enabled unless said */
+    TOP("torch_autocast", "{}", NOT_NEEDED),
+    TOP("quantize_training", "{}", NOT_NEEDED),
+    TOP("quantize_training", "{\"enabled\": true}", REJECTED),
+    TOP("elasticity", "{}", NOT_NEEDED),
+    TOP("compression_training", "{}", NOT_NEEDED),
+    TOP("compression_training", "false", NOT_NEEDED),
+    TOP("compression_training", "true", REJECTED),
+    TOP("compression_training", "{\"enabled\": true}", REJECTED),
+    TOP("compression_training", COMPRESSION("false", "false"), NOT_NEEDED),
+    TOP("compression_training", COMPRESSION("true", "false"), REJECTED),
+    TOP("compression_training", COMPRESSION("false", "true"), REJECTED),
     TOP("no_such_key", "1", REJECTED),
     {"{\"data_types\": {\"grad_accum_dtype\": \"fp32\"}}", "data_types.grad_accum_dtype",
      DEEPSPEED_SUPPORTED},
