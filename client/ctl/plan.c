@@ -131,6 +131,20 @@ static int take_count(const char *option, const char *value, uint64_t min, uint6
     return wrong(option, value, allowed);
 }
 
+/* A number that is too large is no wrong use, but a job of which there is no plan. */
+static int take_ranks(const char *option, const char *value, uint32_t *ret_ranks)
+{
+    uint64_t ranks;
+
+    if (value[0] == '\0' || value[strspn(value, "0123456789")] != '\0' ||
+        parse_u64(value, 0, PLAN_WORLD_MAX, &ranks) == 0)
+        return take_count(option, value, 1, PLAN_WORLD_MAX, ret_ranks);
+    ctl_say("--%s %s: more ranks than a plan's tables are for, which is %u; this release runs jobs "
+            "of at most %u",
+            option, value, PLAN_WORLD_MAX, GW_RANKS_MAX);
+    return EX_DATAERR;
+}
+
 static int take_size(const char *option, const char *value, uint64_t max, uint64_t *ret_size)
 {
     uint64_t size;
@@ -266,7 +280,7 @@ static int take_option(struct plan_args *args, int id, const char *value)
         args->deepspeed_path = value;
         return 0;
     case OPT_RANKS:
-        return take_count(option, value, 1, PLAN_WORLD_MAX, &args->ranks);
+        return take_ranks(option, value, &args->ranks);
     case OPT_NODES:
         return take_count(option, value, 1, PLAN_WORLD_MAX, &args->nodes);
     case OPT_VERSION:

@@ -2,7 +2,8 @@
 /*
  * gwctl plan: reads a model's list and options, works the plan out, prints it. One thread; asks no
  * gradwired. Functions that can fail say so themselves and return the exit code: 64 usage, 65 a bad
- * list, 66 a file that cannot be read, 71 no memory, 78 a bad configuration.
+ * list, or more ranks than there are tables or memory for, 66 a file that cannot be read, 71 no
+ * memory to read it, 78 a bad configuration.
  */
 #ifndef GW_CTL_PLAN_H
 #define GW_CTL_PLAN_H

@@ -21,8 +21,8 @@
 
 static int no_memory(void)
 {
-    ctl_say("no memory for the groups");
-    return EX_OSERR;
+    ctl_say("the groups' tables do not fit in memory");
+    return EX_DATAERR;
 }
 
 /* ---- a list of ranks ------------------------------------------------------------------------- */

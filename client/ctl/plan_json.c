@@ -160,9 +160,10 @@ int plan_print_json(const struct plan_report *report)
     }
     add_own_defaults(defaults, report);
     return print_json(
-        json_pack("{s:i, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "schema", 1, "params",
-                  number(report->numel), "dtypes", by_dtype(report->dtype_numel), "grad_dtypes",
-                  by_dtype(report->grad_numel), "ranks", number(report->args->ranks), "nodes",
-                  number(report->args->nodes), "rank", number(report->args->rank), "stages", stages,
-                  "groups", groups_of(report), "keys", keys, "defaults", defaults));
+        json_pack("{s:i, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "schema", 1,
+                  "params", number(report->numel), "dtypes", by_dtype(report->dtype_numel),
+                  "grad_dtypes", by_dtype(report->grad_numel), "ranks", number(report->args->ranks),
+                  "ranks_max", number(GW_RANKS_MAX), "nodes", number(report->args->nodes), "rank",
+                  number(report->args->rank), "stages", stages, "groups", groups_of(report), "keys",
+                  keys, "defaults", defaults));
 }

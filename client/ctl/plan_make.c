@@ -26,6 +26,14 @@ static int no_memory(void)
     return EX_OSERR;
 }
 
+/* What was asked for is too large for this machine. */
+static int no_room(const struct plan_report *report)
+{
+    ctl_say("%u ranks, %u parameters and %u groups: the plan's tables do not fit in memory",
+            report->args->ranks, report->model->count, report->groups.count + 1);
+    return EX_DATAERR;
+}
+
 /* ---- model ----------------------------------------------------------------------------------- */
 
 static int read_model(const struct plan_args *args, struct plan_report *report)
@@ -79,7 +87,7 @@ static int view_model(struct plan_report *report)
 
     report->params = calloc(model->count, sizeof(*report->params));
     if (report->params == NULL)
-        return no_memory();
+        return no_room(report);
     for (uint32_t i = 0; i < model->count; i++) {
         uint8_t dtype = model->params[i].dtype, grad_dtype;
 
@@ -241,7 +249,7 @@ static int make_one(struct plan_report *report, uint32_t stage, uint32_t mode)
     if (r == 0)
         return 0;
     if (r != GW_E_INVALID)
-        return no_memory();
+        return no_room(report);
     if (param != UINT32_MAX)
         return bad_param(report, param);
     ctl_say("%s", why);

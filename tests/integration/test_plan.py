@@ -8,6 +8,7 @@ import json
 import os
 import random
 import re
+import resource
 import struct
 import subprocess
 
@@ -15,12 +16,15 @@ import pytest
 
 import gw
 from conftest import GWCTL, SLOWER
-from planning import (RUNS, STEPS, assert_memory, expected, gwctl, one_run, plan, planned,
+from planning import (RUNS, SOURCE, STEPS, assert_memory, expected, gwctl, one_run, plan, planned,
                       run_options, write_model)
 from models import KNOWN, gpt2, roberta  # noqa: I001 (planning knows where)
 
 EX_USAGE, EX_DATAERR, EX_NOINPUT, EX_CONFIG = 64, 65, 66, 78
 BUCKET = ["--bucket", "4000"]
+RANKS_MAX = int(re.search(r"#define GW_RANKS_MAX (\d+)u",
+                          (SOURCE / "proto/limits.h").read_text()).group(1))
+PLAN_RANKS_MAX = 1 << 20
 
 
 @pytest.fixture
@@ -188,7 +192,8 @@ def test_text_shows_both_modes_estimates_and_units(model):
                   "sums       exact: the fixed tree"):
         assert words in text, text
     assert "this release" not in text
-    assert "at most 64 ranks" in gwctl("--model", model, "--ranks", 65, *BUCKET).stdout
+    assert f"at most {RANKS_MAX} ranks" in gwctl("--model", model, "--ranks", RANKS_MAX + 1,
+                                                 *BUCKET).stdout
     one = gwctl("--model", model, "--ranks", 4, *BUCKET, "--stage", 2).stdout
     assert "stage 2" in one and "stage 1" not in one and "buckets of stage 2" in one
 
@@ -251,8 +256,8 @@ def test_deepspeed_keys_and_defaults_are_told(deepspeed):
     done = deepspeed({"zero_optimization": {"stage": 2, "reduce_bucket_size": 1e3},
                       "gradient_accumulation_steps": 3, "bf16": {"enabled": True}}, "--json")
     got = json.loads(done.stdout)
-    assert set(got) == {"schema", "params", "dtypes", "grad_dtypes", "ranks", "nodes", "rank",
-                        "stages", "groups", "keys", "defaults"}
+    assert set(got) == {"schema", "params", "dtypes", "grad_dtypes", "ranks", "ranks_max",
+                        "nodes", "rank", "stages", "groups", "keys", "defaults"}
     keys = {entry["key"]: entry for entry in got["keys"]}
     assert list(keys) == ["zero_optimization.stage", "zero_optimization.reduce_bucket_size",
                           "gradient_accumulation_steps", "bf16.enabled"]
@@ -330,6 +335,35 @@ def test_bad_lists_end_with_65(tmp_path, text, message):
 def test_wrong_use_ends_with_64(model, args):
     done = gwctl("--model", model, *args, code=EX_USAGE)
     assert done.stdout == "" and re.match(r"gwctl: .+", done.stderr)
+
+
+def test_more_ranks_than_a_job_has_are_planned_and_said_so(model):
+    at_most = planned("--model", model, "--ranks", PLAN_RANKS_MAX, *BUCKET)
+    assert (at_most["ranks"], at_most["ranks_max"]) == (PLAN_RANKS_MAX, RANKS_MAX)
+
+
+@pytest.mark.parametrize("ranks", [PLAN_RANKS_MAX + 1, 2 ** 64 - 1, 10 ** 40])
+def test_more_ranks_than_a_plan_is_for_end_with_65(model, ranks):
+    done = gwctl("--model", model, "--ranks", ranks, *BUCKET, code=EX_DATAERR)
+    assert done.stdout == ""
+    assert done.stderr == (
+        f"gwctl: --ranks {ranks}: more ranks than a plan's tables are for, which is "
+        f"{PLAN_RANKS_MAX}; this release runs jobs of at most {RANKS_MAX}\n")
+
+
+@pytest.mark.skipif(bool(os.environ.get("GW_TEST_PRELOAD")),
+                    reason="a sanitizer's own memory is no business of a plan")
+def test_tables_that_do_not_fit_in_memory_end_with_65(model):
+    """A group of so many ranks has 4 MiB of them in each of eight plans, and there are two."""
+    limit = 48 << 20
+    done = subprocess.run(
+        [str(GWCTL), "plan", "--model", str(model), "--ranks", str(PLAN_RANKS_MAX),
+         "--group", f"g=0-{PLAN_RANKS_MAX - 1}"],
+        capture_output=True, text=True, timeout=60 * SLOWER,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)))
+    assert (done.returncode, done.stdout) == (EX_DATAERR, "")
+    assert re.fullmatch(rf"gwctl: {PLAN_RANKS_MAX} ranks, \d+ parameters and 2 groups: the plan's "
+                        r"tables do not fit in memory\n", done.stderr)
 
 
 def test_unreadable_files_end_with_66(model, tmp_path):
