@@ -25,12 +25,24 @@ SKIP_LINE = re.compile(r"^\s*SKIP: *(.+)$", re.M)
 # Properties that tests record, and what they count: different values each.
 TOLD = {"seed": "seeds run on doubles of GPUs", "edge_dropped": "edges dropped there and caught",
         "fault_caught": "faults planted or injected there and caught"}
+SEEDS_LEAST = 5  # of every test function that ran on doubles of GPUs, over all its parameters
+SEED_LINE = re.compile(r"^GPUs with seed (\d+)$", re.M)  # of C programs
 
 
 class Total:
     def __init__(self):
         self.passed, self.failed, self.skipped = 0, [], []
         self.told = {name: set() for name in TOLD}
+
+    def check_seeds(self, seeds):
+        """seeds: set of them, by test function. Of one that failed or was skipped some may lack."""
+        unfinished = [what + ":" for what in self.failed + [what for what, _ in self.skipped]]
+        for name, values in seeds.items():
+            self.told["seed"] |= values
+            if len(values) < SEEDS_LEAST and not any(what.startswith((name + "[", name + ":"))
+                                                     for what in unfinished):
+                self.failed.append(f"{name}: {len(values)} seeds of the doubles of GPUs, and "
+                                   f"{SEEDS_LEAST} are the least")
 
     def add(self, other):
         self.passed += other.passed
@@ -44,11 +56,13 @@ class Total:
 
 
 def of_pytest(path, name):
-    total = Total()
+    total, seeds = Total(), {}
     for case in ET.parse(path).iter("testcase"):
         full = f"{name}: {case.get('name')}"
         for told in case.iter("property"):
-            if told.get("name") in TOLD:
+            if told.get("name") == "seed":
+                seeds.setdefault(full.split("[")[0], set()).add(told.get("value"))
+            elif told.get("name") in TOLD:
                 total.told[told.get("name")].add(told.get("value"))
         skip = case.find("skipped")
         if case.find("failure") is not None or case.find("error") is not None:
@@ -59,15 +73,16 @@ def of_pytest(path, name):
             total.passed += 1
         else:
             total.skipped.append((full, skip.get("message") or "no reason given"))
+    total.check_seeds(seeds)
     return total
 
 
 def of_cmocka(output, name):
-    """None when the output is no cmocka program's."""
-    counts = {word: pattern.search(output) for word, pattern in CMOCKA.items()}
+    """None when the output is no cmocka program's. One may run its tests several times."""
+    counts = {word: pattern.findall(output) for word, pattern in CMOCKA.items()}
     if not counts["PASSED"] and not counts["FAILED"]:
         return None
-    number = {word: int(found.group(1)) if found else 0 for word, found in counts.items()}
+    number = {word: sum(map(int, found)) for word, found in counts.items()}
     names = re.findall(r"^\[\s*FAILED\s*\] (?!.*test\(s\))(\S+)", output, re.M)
     reasons = SKIP_LINE.findall(output)
     total = Total()
@@ -76,6 +91,8 @@ def of_cmocka(output, name):
     total.failed += [name] * (number["FAILED"] - len(total.failed))
     for k in range(number["SKIPPED"]):
         total.skipped.append((name, reasons[k] if k < len(reasons) else "no reason given"))
+    seeds = set(SEED_LINE.findall(output))
+    total.check_seeds({name: seeds} if seeds else {})
     return total
 
 

@@ -16,6 +16,8 @@
 
 #define START_TRIES 1000 /* of 10 ms */
 
+static uint32_t runs; /* of this process */
+
 struct alone {
     char directory[64], socket[96], report[96];
     const char *build;
@@ -80,18 +82,21 @@ uint64_t alone_count(const char *name)
 
 static bool start_server(struct alone *alone, uint32_t gpus)
 {
-    const char *seed = getenv("FAKEGPU_SEED");
-    char program[512], count[16], kernels[512];
+    const char *first = getenv("FAKEGPU_SEED");
+    char program[512], count[16], kernels[512], seed[24];
     const struct timespec nap = {0, 10000000};
 
     snprintf(program, sizeof(program), "%s/tests/fakegpu/fakegpu", alone->build);
     snprintf(kernels, sizeof(kernels), "%s/lib/libgw_kernels-cpu.so", alone->build);
     snprintf(count, sizeof(count), "%u", gpus);
+    snprintf(seed, sizeof(seed), "%lu", (first ? strtoul(first, NULL, 10) : 1) + runs++);
+    printf("GPUs with seed %s\n", seed); /* tests/summary.py counts them */
+    fflush(stdout);
     alone->server = fork();
     if (alone->server == 0) {
         prctl(PR_SET_PDEATHSIG, SIGTERM);
         execl(program, program, "--socket", alone->socket, "--gpus", count, "--seed",
-              seed ? seed : "1", "--report", alone->report, "--kernels", kernels,
+              seed, "--report", alone->report, "--kernels", kernels,
               /* A quarter of them, what NCCL takes by itself, is more than we let it take. */
               "--ctas", "64", (char *)NULL);
         perror(program);
@@ -156,6 +161,15 @@ int alone_run(char **argv, uint32_t gpus)
     strncat(alone.socket, ".ctl", 5);
     (void)unlink(alone.socket);
     (void)rmdir(alone.directory);
+    return result;
+}
+
+int alone_seeds(char **argv, uint32_t gpus)
+{
+    int result = 0;
+
+    for (int i = 0; i < ALONE_SEEDS; i++)
+        result |= alone_run(argv, gpus);
     return result;
 }
 

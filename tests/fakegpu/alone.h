@@ -2,7 +2,8 @@
 /*
  * A test program that brings its own server: it starts one, then itself again under the doubles'
  * libraries, and fails if the test does or any rule was broken. $GRADWIRE_BUILD names the build;
- * $FAKEGPU_SEED the seed (1); with $FAKEGPU_NCCL=old the library is lib/old's.
+ * $FAKEGPU_SEED the first server's seed (1), each later one has the next; with $FAKEGPU_NCCL=old
+ * the library is lib/old's.
  */
 #ifndef FAKEGPU_ALONE_H
 #define FAKEGPU_ALONE_H
@@ -16,6 +17,9 @@
 bool alone_inside(void);
 /* Else: starts server and test, returns main's value. */
 int alone_run(char **argv, uint32_t gpus);
+/* The same under as many seeds as every case on the doubles has. */
+#define ALONE_SEEDS 5
+int alone_seeds(char **argv, uint32_t gpus);
 /* One line to the control socket, as fakegpu-ctl. False: it was refused. */
 bool alone_control(const char *line);
 /* What the server has counted under that name in its report; UINT64_MAX: nothing. */

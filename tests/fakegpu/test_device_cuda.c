@@ -505,7 +505,7 @@ int main(int argc, char **argv)
     if (argc > 1)
         return kit_client_main(argc, argv);
     if (!alone_inside())
-        return alone_run(argv, GPUS);
+        return alone_seeds(argv, GPUS);
     if (!kit_open())
         return 1;
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -189,9 +189,9 @@ int main(int argc, char **argv)
         plugin = alone_plugin(RANKS, uuids);
         return plugin ? cmocka_run_group_tests(one, NULL, NULL) : 1;
     }
-    for (size_t i = 0; i < count; i++) {
+    for (size_t i = 0; i < ALONE_SEEDS; i++) {
         char number[8];
-        snprintf(number, sizeof(number), "%zu", i);
+        snprintf(number, sizeof(number), "%zu", i % count);
         result |= alone_run((char *[]){argv[0], number, NULL}, RANKS);
     }
     return result;

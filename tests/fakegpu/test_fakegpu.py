@@ -16,7 +16,7 @@ import pytest
 BUILD = pathlib.Path(os.environ.get("GRADWIRE_BUILD", "build/release")).resolve()
 SLOWER = int(os.environ.get("GW_TEST_SLOWER", "1"))
 HERE = BUILD / "tests/fakegpu"
-SEEDS = [1, 2, 3]
+SEEDS = [1, 2, 3, 4, 5]
 
 # Case: control lines before it starts.
 GOOD = {
@@ -128,16 +128,18 @@ def run(gpu, case, lines):
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("case", GOOD)
-def test_good(fake, case, seed):
+def test_good(fake, record_property, case, seed):
+    record_property("seed", seed)
     _, report = run(fake(seed), case, GOOD[case])
     assert report["violations"] == []
     assert report["used_bytes"] == 0 or case == "sticky"
 
 
-@pytest.mark.parametrize("case", BAD)
-def test_bad(fake, case):
+@pytest.mark.parametrize("case, seed", [(case, SEEDS[k % 5]) for k, case in enumerate(BAD)])
+def test_bad(fake, record_property, case, seed):
+    record_property("seed", seed)
     rules, lines = BAD[case]
-    _, report = run(fake(1), case, lines)
+    _, report = run(fake(seed), case, lines)
     assert set(report["rules"]) == rules, report["violations"]
     assert all(v["source"] and v["text"] for v in report["violations"])
 

@@ -40,7 +40,7 @@ PLUGINS = BUILD / "daemon/engine"  # the directory of gradwire-cuda.so
 # Jobs of one test may meet on a GPU, but where leases are what is tested.
 CONFIG = "[job]\nlinger = 0\n" + ("gpu_sharing = on\n" if on_cuda() else "")
 
-SEEDS = int(os.environ.get("GW_CUDA_SEEDS", "5"))  # of each test function, at least
+SEEDS = int(os.environ.get("GW_CUDA_SEEDS", "5"))  # of each test function
 
 
 # ---- GPUs ----------------------------------------------------------------------------------------
@@ -52,35 +52,45 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "one_node(why): not run with $GW_RANKS_ON_NODES")
     config.addinivalue_line("markers", "gpus(n, *options): GPUs, and options of their server")
     config.addinivalue_line("markers", "gpu_options(*options): more options of their server")
-    config.addinivalue_line("markers", "seeds(n): of each of its parameters")
+    config.addinivalue_line("markers", "no_gpus: nothing in it runs on GPUs")
 
 
 def pytest_collection_modifyitems(config, items):
     other = "host_only" if on_cuda() else "cuda_only"
     left_out = [item for item in items if item.get_closest_marker(other) or (
         NODES and item.get_closest_marker("one_node"))]
+    if on_cuda():
+        left_out += seeds_too_many([item for item in items if item not in left_out])
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
 
 
+def seeds_too_many(items):
+    """Deals SEEDS seeds over a function's parameters, at least one to each; what is beyond."""
+    functions = {}
+    for item in items:
+        if hasattr(item, "callspec") and "gpus" in item.callspec.params:
+            functions.setdefault((item.path, item.function), []).append(item)
+    left_out = []
+    for of_one in functions.values():
+        of_one.sort(key=lambda item: item.callspec.params["gpus"])
+        parameters = sum(item.callspec.params["gpus"] == 0 for item in of_one)
+        left_out += of_one[max(SEEDS, parameters):]
+    return left_out
+
+
 def pytest_generate_tests(metafunc):
-    """Deals SEEDS seeds over a function's parameters, at least one to each."""
-    if not on_cuda():
-        return
-    own = metafunc.definition.get_closest_marker("seeds")
-    parameters = 1
-    for mark in metafunc.definition.iter_markers("parametrize"):
-        parameters *= max(len([v for v in mark.args[1] if not any(
-            m.name == "host_only" for m in getattr(v, "marks", ()))]), 1)
-    count = own.args[0] if own else -(-SEEDS // parameters)
-    metafunc.parametrize("gpus", range(count), indirect=True, ids=[f"s{k}" for k in range(count)])
+    """Every set of parameters with each seed; seeds_too_many chooses."""
+    if on_cuda() and not metafunc.definition.get_closest_marker("no_gpus"):
+        metafunc.parametrize("gpus", range(SEEDS), indirect=True,
+                             ids=[f"s{k}" for k in range(SEEDS)])
 
 
 @pytest.fixture(autouse=True)
 def gpus(request, record_property):
     """fakegpus.FakeGpus of this test, in the environment of what it starts; None on the host."""
-    if not on_cuda():
+    if not on_cuda() or request.node.get_closest_marker("no_gpus"):
         yield None
         return
     mark = request.node.get_closest_marker("gpus")

@@ -12,8 +12,6 @@ from test_cases import join, sealed, where  # noqa: F401  pylint: disable=unused
 from test_cases_steps import bf16, descend, fetched
 from test_cases_sums import LOCAL, SHARD, calls, typed
 
-pytestmark = pytest.mark.seeds(1)
-
 N = 8
 
 

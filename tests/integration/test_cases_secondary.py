@@ -58,7 +58,6 @@ def e01_rank(rank, where):
     return seen, [kind.calls, kind.payload_bytes, kind.ring_bytes, kind.moved_bytes], memory
 
 
-@pytest.mark.seeds(5)
 def test_e01_a_gather_waits_for_what_fills_the_copy(where):
     moved = 2 * BYTES + BYTES // BLOCK  # twice to the rank's pool, once its slice of the copy
     shards = BYTES // WORLD + BYTES // BLOCK
@@ -93,7 +92,6 @@ def e02_rank(rank, where, how):
     return seen
 
 
-@pytest.mark.seeds(5)
 @pytest.mark.parametrize("how", sorted(WAYS))
 def test_e02_a_stale_copy_is_never_served(where, how):
     first = [({1.0}, ALL), ({1.0}, COPY), ({2.0}, ALL), ({2.0}, COPY)]

@@ -15,8 +15,6 @@ from fakegpus import control
 from test_cases import ALIGN_1, sealed, where  # noqa: F401  pylint: disable=unused-import
 from test_cases_sums import calls, typed
 
-pytestmark = pytest.mark.seeds(1)
-
 
 def bf16(value):
     """Rounded to nearest, ties to even."""

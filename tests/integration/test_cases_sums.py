@@ -9,8 +9,6 @@ import pytest
 import gw
 from test_cases import ALIGN_1, join, where  # noqa: F401  pylint: disable=unused-import
 
-pytestmark = pytest.mark.seeds(1)
-
 LOCAL, SHARD = 1, 2
 
 

@@ -28,7 +28,6 @@ def daemon_of_queues(request, runtime_dir):
         config.unlink(missing_ok=True)
 
 
-@pytest.mark.seeds(1)
 @pytest.mark.parametrize("micro_steps", ["1", "2"])
 @pytest.mark.parametrize("mode", ["local", "shard"])
 def test_steps_ahead_have_the_same_bits(

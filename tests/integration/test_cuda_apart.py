@@ -18,7 +18,7 @@ VALUES = (1e8, 3.3, 3.4, -7.7)  # of which every order of adding shows
 STEPS = 3
 DOUBLES = BUILD / "tests/fakegpu/lib"
 
-pytestmark = [pytest.mark.cuda_only, pytest.mark.gpus(WORLD), pytest.mark.seeds(1)]
+pytestmark = [pytest.mark.cuda_only, pytest.mark.gpus(WORLD)]
 
 
 def train(rank, where, stage):
@@ -131,7 +131,8 @@ def test_doctor_tries_what_is_exported(gpus):
         assert "staging buffer" in point["advice"]
 
 
-def test_doctor_takes_a_node_without_driver_as_one_for_host_jobs(gpus, monkeypatch):
+@pytest.mark.no_gpus
+def test_doctor_takes_a_node_without_driver_as_one_for_host_jobs(monkeypatch):
     """The plug-in and its libraries load; without a server, the doubles have no driver."""
     monkeypatch.setenv("FAKEGPU_SOCKET", "/nonexistent/gpu")
     found = doctor(code=0)

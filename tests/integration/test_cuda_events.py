@@ -150,7 +150,6 @@ def waits_for_a_dead_engine(rank, world, where, what):
     return told[0], on
 
 
-@pytest.mark.seeds(3)
 @pytest.mark.parametrize("what", ["lonely", "steps"])
 def test_streams_go_on_when_the_engine_dies(where, daemon, what):
     ranks = gw.Ranks(2, waits_for_a_dead_engine, 2, where, what)
@@ -227,18 +226,15 @@ def staged(rank, world, where):
     return told
 
 
-@pytest.mark.seeds(1)
 def test_memory_that_cannot_be_exported_is_refused(where):
     ((name, text),) = gw.run(1, staged, 1, where)
     assert name == "GW_E_UNIMPLEMENTED" and "gw_buffer_new" in text
 
 
-@pytest.mark.seeds(1)
 def test_jobs_tell_that_events_order_streams(where):
     test_cuda_streams.test_jobs_tell_how_streams_are_ordered(where, "events")
 
 
-@pytest.mark.seeds(1)
 def test_doctor_says_which_way_and_what_it_costs():
     out = subprocess.run([GWCTL, "doctor", "--plugins", PLUGINS], capture_output=True, text=True,
                          timeout=60 * SLOWER).stdout

@@ -13,7 +13,6 @@ import pytest
 import gw
 from conftest import BUILD, CONFIG, PLUGINS, Daemon, serving
 
-pytestmark = pytest.mark.seeds(1)
 PLUGIN = PLUGINS / "gradwire-cuda.so"
 DOUBLES = BUILD / "tests/fakegpu/lib"
 SOURCE = pathlib.Path(os.environ["GRADWIRE_SOURCE"])
@@ -72,6 +71,7 @@ def test_a_node_that_lacks_something_serves_hosts_and_says_so(runtime_dir, tmp_p
         assert "GPU" in line or "driver" in line, line
 
 
+@pytest.mark.no_gpus
 @pytest.mark.parametrize("lacks", ["driver", "plug-in"])
 def test_device_cuda_is_refused_where_there_is_none(runtime_dir, tmp_path, lacks):
     plugins = PLUGINS if lacks == "driver" else tmp_path
@@ -98,6 +98,7 @@ def of_cuda(names):
     return {n for n in names if re.match(r"(__cuda|cuda|nccl|cu[A-Z])", n)}
 
 
+@pytest.mark.no_gpus
 def test_the_doubles_have_what_the_plug_in_asks_for_under_the_same_versions():
     wanted = of_cuda(symbols(PLUGIN, "--undefined-only"))
     there = set()
@@ -119,6 +120,7 @@ def headers():
                    for name in names if (place / name).is_file())
 
 
+@pytest.mark.no_gpus
 def test_the_real_headers_declare_what_the_plug_in_asks_for():
     text = headers()
     if "ncclCommInitRankConfig" not in text or "cudaMemcpyAsync" not in text:

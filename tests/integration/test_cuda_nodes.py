@@ -74,7 +74,6 @@ def run(world, fn, *args):
     return gw.run(world, fn, *args, timeout=150 * SLOWER)
 
 
-@pytest.mark.seeds(2)
 @pytest.mark.gpus(4, "--nodes", "2")
 @pytest.mark.parametrize("stage", range(4))
 def test_a_step_s_bits_are_those_of_one_node(runtime_dir, tmp_path, gpus, stage):
@@ -116,14 +115,12 @@ def collectives(rank, world, where):
     close(job)
 
 
-@pytest.mark.seeds(5)
 @pytest.mark.gpus(4, "--nodes", "3")
 def test_collectives(runtime_dir, tmp_path):
     with nodes.Cluster(runtime_dir, 3, namespaces=False) as cluster:
         run(4, collectives, 4, {"socket": cluster.spread("dealt"), "id": str(tmp_path / "id")})
 
 
-@pytest.mark.seeds(1)
 @pytest.mark.gpus(4, "--nodes", "2", "--no-memops")
 def test_gpus_without_memory_operations_stay_on_one_node(runtime_dir, tmp_path):
     with nodes.Cluster(runtime_dir, 2, namespaces=False) as cluster:
@@ -150,7 +147,6 @@ def wait_for_loss(rank, world, where, victim):
         return error.name, error.text
 
 
-@pytest.mark.seeds(2)
 @pytest.mark.gpus(4, "--nodes", "2")
 def test_a_lost_rank_is_told_on_every_node(runtime_dir, tmp_path, gpus):
     gpus.allowed.update({"unordered", "leak_stream", "leak_mapping", "leak_memory"})
@@ -163,7 +159,6 @@ def test_a_lost_rank_is_told_on_every_node(runtime_dir, tmp_path, gpus):
         assert kind == "ok" and value[0] == "GW_E_PEER_LOST" and "rank 3" in value[1], results
 
 
-@pytest.mark.seeds(2)
 @pytest.mark.gpus(4, "--nodes", "2")
 def test_a_lost_node_is_told(runtime_dir, tmp_path, gpus):
     gpus.allowed.update({"unordered", "leak_stream", "leak_mapping", "leak_memory"})

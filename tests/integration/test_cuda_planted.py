@@ -22,7 +22,7 @@ VALUES = (1e8, 3.3, 3.4)  # of which every order of adding shows
 
 PLUGIN = PLUGINS / "gradwire-cuda.so"
 pytestmark = [
-    pytest.mark.cuda_only, pytest.mark.gpus(WORLD), pytest.mark.seeds(1),
+    pytest.mark.cuda_only, pytest.mark.gpus(WORLD),
     pytest.mark.skipif(not PLUGIN.exists() or b"GRADWIRE_PLANT" not in PLUGIN.read_bytes(),
                        reason="a build without GW_TEST_EDGES plants nothing")]
 

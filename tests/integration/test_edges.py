@@ -377,13 +377,12 @@ def outcome(runtime_dir, tmp_path, name, seeds, drop):
         return gw.Ranks(world, one_rank, name, where, seeds, env=env).join(120)
 
 
-@pytest.mark.seeds(1)
+@pytest.mark.no_gpus
 def test_every_row_has_a_scenario():
     lacks = set() if gw.on_cuda() else HOST_LACKS
     assert {name for name, _ in rows()} == set(SCENARIOS) | lacks
 
 
-@pytest.mark.seeds(1)  # of the server's start; the test goes on with others
 @pytest.mark.parametrize("name", sorted(SCENARIOS))
 def test_the_row_is_what_keeps_the_values_right(runtime_dir, tmp_path, gpus, record_property, name):
     seeds = [gpus.seed + k for k in range(SEEDS)] if gpus else [None]

@@ -12,7 +12,6 @@ import gw
 from test_state import (MINUTE, bits, load, new_id, numel, owned,  # noqa: F401
                         read_state, save, where)
 
-pytestmark = pytest.mark.seeds(1)  # files do not depend on the order of GPUs' work
 FP32, FP16, BF16 = gw.FP32, gw.FP16, gw.BF16
 MODEL = [("a", (10, 10), FP16), ("b", (33,), BF16), ("c", (7,), FP32)]
 ARRAYS = {"m16": FP16, "v16": BF16, "w": FP32}

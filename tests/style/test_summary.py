@@ -109,3 +109,30 @@ def test_good_runs_pass_and_none_fails(tmp_path):
     assert summary(f"x={tmp_path / 'nothing'}")[0] == 1
     (tmp_path / "ctest.xml").write_text("<testsuite></testsuite>")
     assert summary(f"x={tmp_path}")[0] == 1
+
+
+def seeded(name, *seeds, inside=""):
+    told = "".join(f'<property name="seed" value="{seed}"/>' for seed in seeds)
+    return f'<testcase name="{name}"><properties>{told}</properties>{inside}</testcase>'
+
+
+def test_a_case_on_gpus_has_five_seeds(tmp_path):
+    """Over all its parameters; of one that failed or was skipped it is known that some may lack."""
+    (tmp_path / "junit").mkdir()
+    skip = '<skipped type="pytest.skip" message="no"/>'
+    (tmp_path / "junit/p.xml").write_text("<testsuites><testsuite>" + "".join([
+        *(seeded(f"dealt[s0-{k}]", k) for k in range(5)), seeded("several", 1, 2, 3, 4, 5),
+        *(seeded(f"few[s{k}]", k) for k in range(4)), *(seeded(f"same[s{k}]", 7) for k in range(5)),
+        seeded("left_out[s0]", 1, inside=skip), "<testcase name='none'/>",
+    ]) + "</testsuite></testsuites>")
+    program = "".join(f"GPUs with seed {{}}\n[  PASSED  ] {k} test(s).\n" for k in range(1, 6))
+    (tmp_path / "ctest.xml").write_text("<testsuite>" + "".join(
+        f'<testcase name="{name}" status="run"><system-out>{text}</system-out></testcase>'
+        for name, text in (("p", ""), ("c", program.format(*range(5))),
+                           ("d", program.format(*[3] * 5)))) + "</testsuite>")
+    code, lines = summary(f"x={tmp_path}")
+    assert [line.split("[x] ")[1].split(" seeds")[0] for line in lines
+            if line.startswith("failed:")] == ["p: few: 4", "p: same: 1", "d: 1"]
+    # 16 of pytest's, 15 of each program's
+    assert (code, lines[-1]) == (1, "46 passed, 3 failed, 1 skipped")
+    assert any(line.startswith("cuda:    7 seeds run") for line in lines), lines
