@@ -18,7 +18,16 @@ from conftest import SLOWER, until
 
 S = gw.S
 NUMELS = [5, 1000, 7, 300, 64, 0, 1234]
-PLACES = {"blocks": "blocks", "dealt": "dealt", "uneven": [0, 1, 1, 1]}
+GROUPED = [515, 33]  # then, of the ranks with even numbers alone
+UNITS = [[0, 1], [2, 3], [4, 5], [6], [7], [8]]  # parameters of each
+
+GPUS = 9  # of a node: all ranks' where they are on one
+SERVER = (GPUS, "--nodes", "4")
+
+
+def places(ranks):
+    """Ranks of each node -> the node of each rank."""
+    return [node for node, count in enumerate(ranks) for _ in range(count)]
 
 
 def close(job):
@@ -35,21 +44,26 @@ def train(rank, world, where, stage, dtype):
     """Two steps with a parameter that only rank 0 uses; what all must agree on."""
     job = gw.Job(rank, world, id_path=where["id"], socket=where["socket"], linger_ns=-1)
     job.wait_ready(60 * S)
-    for p, numel in enumerate(NUMELS):
-        job.param(f"p{p}", numel, unit=f"u{p // 2}", dtype=dtype, grad_dtype=dtype)
+    evens = job.param_group(range(0, world, 2))
+    numels = NUMELS + GROUPED
+    own = [p for p in range(len(numels)) if p < len(NUMELS) or rank % 2 == 0]
+    for p, numel in enumerate(numels):
+        job.param(f"p{p}", numel, unit=f"u{[p in unit for unit in UNITS].index(True)}", dtype=dtype,
+                  grad_dtype=dtype, group=evens if p >= len(NUMELS) else 0)
     job.seal(stage=stage, bucket_bytes=4096, clip_norm=1.0, timeout=60 * S)
-    for p, numel in enumerate(NUMELS):
+    for p, numel in enumerate(numels):
         if numel and p % world == rank:
             job.write(p, values(p, numel), timeout=60 * S)
     job.barrier(60 * S)
     norms = []
     for step in range(2):
-        for unit in range(4):
-            job.wait(job.fetch(unit), 60 * S)
-            job.release(unit)
-        for p in reversed(range(len(NUMELS))):
-            if NUMELS[p] and (p != 4 or rank == 0):
-                job.put(p, values(step * 1000 + p * 10 + rank, NUMELS[p]), dtype=dtype,
+        for unit, params in enumerate(UNITS):
+            if params[0] in own:
+                job.wait(job.fetch(unit), 60 * S)
+                job.release(unit)
+        for p in reversed(own):
+            if numels[p] and (p != 4 or rank == 0):
+                job.put(p, values(step * 1000 + p * 10 + rank, numels[p]), dtype=dtype,
                         timeout=60 * S)
         job.step_end()
         verdict = job.wait_step(60 * S)
@@ -63,7 +77,7 @@ def train(rank, world, where, stage, dtype):
         job.update_commit()
     job.barrier(60 * S)
     digest = hashlib.sha256()
-    for p, numel in enumerate(NUMELS):
+    for p, numel in enumerate(numels):
         digest.update(struct.pack(f"{numel}f", *job.read(p, numel, timeout=60 * S)))
     crossed = sum(k.cross_node_bytes for k in job.stats().kinds)
     close(job)
@@ -74,21 +88,23 @@ def run(world, fn, *args):
     return gw.run(world, fn, *args, timeout=150 * SLOWER)
 
 
-@pytest.mark.gpus(4, "--nodes", "2")
-@pytest.mark.parametrize("stage", range(4))
-def test_a_step_s_bits_are_those_of_one_node(runtime_dir, tmp_path, gpus, stage):
-    dtype, place = (gw.FP32, gw.BF16)[gpus.seed % 2], sorted(PLACES)[gpus.seed % 3]
-    found = []
-    for count in (1, 2):
+# Two to four nodes of one to eight ranks, in blocks and otherwise.
+@pytest.mark.gpus(*SERVER)
+@pytest.mark.parametrize("stage, place", [
+    (0, [0, 1, 2, 3, 0, 2]), (1, places([3, 1, 2])), (2, places([8, 1])), (3, places([1, 2, 1, 4])),
+    (3, [0, 1])])
+def test_a_step_s_bits_are_those_of_one_node(runtime_dir, tmp_path, gpus, stage, place):
+    world, dtype, found = len(place), (gw.FP32, gw.BF16)[gpus.seed % 2], []
+    for count in (1, max(place) + 1):
         directory = runtime_dir / str(count)
         directory.mkdir()
         with nodes.Cluster(directory, count, namespaces=False) as cluster:
-            where = {"socket": cluster.spread(PLACES[place] if count == 2 else "blocks"),
+            where = {"socket": cluster.spread(place if count > 1 else "blocks"),
                      "id": str(tmp_path / f"id{count}")}
-            found.append(run(4, train, 4, where, stage, dtype))
+            found.append(run(world, train, world, where, stage, dtype))
     alone, spread = found
-    assert {value[0] for value in spread} == {value[0] for value in alone}
-    assert all(value[1] == alone[0][1] for value in spread)
+    assert {value[0] for value in spread} == {alone[0][0]} == {value[0] for value in alone}
+    assert all(value[1] == alone[0][1] for value in spread + alone)
     assert sum(value[2] for value in alone) == 0 < sum(value[2] for value in spread)
 
 
@@ -115,6 +131,50 @@ def collectives(rank, world, where):
     close(job)
 
 
+# Nodes: ranks, which are on them in turn; groups across nodes, inside one, and in no order.
+GROUPS = {
+    2: (5, [[0, 2, 4], [1, 2], [3, 1], [4]]),
+    3: (6, [[0, 1, 2], [3, 4, 5], [0, 3], [5, 0, 4, 1]]),
+    4: (7, [[0, 4, 1, 5], [2, 6, 3], [0, 1, 2, 3, 6]]),
+}
+
+
+def in_groups(rank, world, where, groups):
+    """Sums and gathers of every group that the rank is in, all on their way at once beside one of
+    the whole job."""
+    job = gw.Job(rank, world, id_path=where["id"], socket=where["socket"], linger_ns=-1)
+    job.wait_ready(60 * S)
+    n = 40
+    mine = [(ranks, job.group(ranks, 60 * S)) for ranks in groups if rank in ranks]
+    send = job.buffer(4 * n * world)
+    send.floats[0:n * world] = [float(rank + 1)] * (n * world)
+    open_ops = []
+    for ranks, group in [(list(range(world)), 0)] + mine:
+        size = len(ranks)
+        parts = [job.buffer(4 * n * size) for _ in range(3)]
+        tokens = [job.reduce_scatter(send.at(), parts[0].at(), n, group=group),
+                  job.all_reduce(send.at(), parts[1].at(), n, group=group),
+                  job.all_gather(send.at(), parts[2].at(), n, group=group)]
+        open_ops.append((ranks, parts, tokens))
+    for ranks, parts, tokens in open_ops:
+        for token in tokens:
+            job.wait(token, 60 * S)
+        whole = float(sum(r + 1 for r in ranks))
+        assert parts[0].floats[0:n] == parts[1].floats[0:n] == [whole] * n, ranks
+        gathered = [float(r + 1) for r in ranks for _ in range(n)]
+        assert parts[2].floats[0:n * len(ranks)] == gathered, ranks
+    close(job)
+
+
+@pytest.mark.gpus(*SERVER)
+@pytest.mark.parametrize("count", sorted(GROUPS))
+def test_groups_across_nodes(runtime_dir, tmp_path, count):
+    world, groups = GROUPS[count]
+    with nodes.Cluster(runtime_dir, count, namespaces=False) as cluster:
+        run(world, in_groups, world, {"socket": cluster.spread("dealt"),
+                                      "id": str(tmp_path / "id")}, groups)
+
+
 @pytest.mark.gpus(4, "--nodes", "3")
 def test_collectives(runtime_dir, tmp_path):
     with nodes.Cluster(runtime_dir, 3, namespaces=False) as cluster:
@@ -134,11 +194,11 @@ def test_gpus_without_memory_operations_stay_on_one_node(runtime_dir, tmp_path):
 def wait_for_loss(rank, world, where, victim):
     job = gw.Job(rank, world, id_path=where["id"], socket=where["socket"], linger_ns=-1)
     job.wait_ready(60 * S)
-    job.barrier()
-    if rank == victim:
-        os.kill(os.getpid(), signal.SIGKILL)
-    open(f"{where['id']}.{rank}", "w").close()
     try:
+        job.barrier(60 * S)  # the victim may be out of it, and gone, before others are
+        if rank == victim:
+            os.kill(os.getpid(), signal.SIGKILL)
+        open(f"{where['id']}.{rank}", "w").close()
         while True:
             job.barrier(60 * S)
             time.sleep(0.01)
@@ -147,28 +207,39 @@ def wait_for_loss(rank, world, where, victim):
         return error.name, error.text
 
 
-@pytest.mark.gpus(4, "--nodes", "2")
-def test_a_lost_rank_is_told_on_every_node(runtime_dir, tmp_path, gpus):
-    gpus.allowed.update({"unordered", "leak_stream", "leak_mapping", "leak_memory"})
-    with nodes.Cluster(runtime_dir, 2, namespaces=False) as cluster:
-        results = gw.Ranks(4, wait_for_loss, 4, {"socket": cluster.spread("dealt"),
-                                                 "id": str(tmp_path / "id")},
-                           3).join(timeout=150 * SLOWER)
-    assert results[3][0] == "died"
-    for kind, value in results[:3]:
-        assert kind == "ok" and value[0] == "GW_E_PEER_LOST" and "rank 3" in value[1], results
+LEFT = {"unordered", "leak_stream", "leak_mapping", "leak_memory"}  # by who is killed
 
 
-@pytest.mark.gpus(4, "--nodes", "2")
-def test_a_lost_node_is_told(runtime_dir, tmp_path, gpus):
-    gpus.allowed.update({"unordered", "leak_stream", "leak_mapping", "leak_memory"})
-    where = {"id": str(tmp_path / "id")}
-    with nodes.Cluster(runtime_dir, 2, namespaces=False, lost=(1,)) as cluster:
-        ranks = gw.Ranks(4, wait_for_loss, 4, {**where, "socket": cluster.spread("blocks")}, -1)
-        until(lambda: all(os.path.exists(f"{where['id']}.{r}") for r in range(4)), timeout=60)
-        os.kill(cluster.engines()[1][0], signal.SIGKILL)
-        results = ranks.join(timeout=150 * SLOWER)
-    for rank, (kind, value) in enumerate(results):
+@pytest.mark.gpus(*SERVER)
+@pytest.mark.parametrize("ranks, victim", [([2, 2], 3), ([1, 2, 1], 0), ([1, 1, 1, 3], 2)])
+def test_a_lost_rank_is_told_on_every_node(runtime_dir, tmp_path, gpus, ranks, victim):
+    gpus.allowed.update(LEFT)
+    world = sum(ranks)
+    with nodes.Cluster(runtime_dir, len(ranks), namespaces=False) as cluster:
+        results = gw.Ranks(world, wait_for_loss, world, {
+            "socket": cluster.spread(places(ranks)), "id": str(tmp_path / "id")},
+            victim).join(timeout=150 * SLOWER)
+    assert results.pop(victim)[0] == "died"
+    for kind, value in results:
+        assert kind == "ok" and value[0] == "GW_E_PEER_LOST", results
+        assert f"rank {victim}" in value[1], results
+
+
+@pytest.mark.gpus(*SERVER)
+@pytest.mark.parametrize("ranks, lost, named", [
+    ([2, 2], 1, "node1 (ranks 2, 3)"), ([1, 3, 1], 1, "node1 (ranks 1, 2, 3)"),
+    ([1, 2, 1, 1], 3, "node3 (ranks 4)"), ([2, 1, 2], 0, "node0 (ranks 0, 1)")])
+def test_a_lost_node_is_told(runtime_dir, tmp_path, gpus, ranks, lost, named):
+    gpus.allowed.update(LEFT)
+    where, place = {"id": str(tmp_path / "id")}, places(ranks)
+    world = len(place)
+    with nodes.Cluster(runtime_dir, len(ranks), namespaces=False, lost=(lost,)) as cluster:
+        there = gw.Ranks(world, wait_for_loss, world, {**where, "socket": cluster.spread(place)},
+                         -1)
+        until(lambda: all(os.path.exists(f"{where['id']}.{r}") for r in range(world)), timeout=60)
+        os.kill(cluster.engines()[lost][0], signal.SIGKILL)
+        results = there.join(timeout=150 * SLOWER)
+    for (kind, value), node in zip(results, place):
         assert kind == "ok", results
-        assert value[0] == ("GW_E_PEER_LOST" if rank < 2 else "GW_E_ENGINE_LOST"), results
-        assert rank >= 2 or "node1 (ranks 2, 3)" in value[1], results
+        assert value[0] == ("GW_E_ENGINE_LOST" if node == lost else "GW_E_PEER_LOST"), results
+        assert node == lost or named in value[1], results
