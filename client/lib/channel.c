@@ -68,6 +68,39 @@ void channel_die(struct channel *channel, int code, const char *text)
     pthread_cond_broadcast(&channel->cond);
 }
 
+int channel_break(struct channel *channel, const char *text)
+{
+    char whole[sizeof(channel->dead_text)];
+
+    snprintf(whole, sizeof(whole),
+             "%s: a check in libgradwire has failed, which ends the job; report it with this text",
+             text);
+    channel_die(channel, GW_E_INTERNAL, whole);
+    shutdown(channel->fd, SHUT_RDWR); /* the descriptor is closed with the channel */
+    return channel_error(channel);
+}
+
+int channel_broken(struct channel *channel, const char *text)
+{
+    int r;
+
+    pthread_mutex_lock(&channel->lock);
+    r = channel_break(channel, text);
+    pthread_mutex_unlock(&channel->lock);
+    return r;
+}
+
+/* What cannot be encoded no caller can mend. */
+int channel_unencodable(struct channel *channel, int code, const struct wire_msg *msg)
+{
+    char text[GW_TEXT_MAX + 1];
+
+    if (code == GW_E_NOMEM)
+        return err_set(code, "no memory for a message to the engine");
+    snprintf(text, sizeof(text), "cannot encode a %s message", wire_type_name(msg->type));
+    return channel_break(channel, text);
+}
+
 /* Before WELCOME the other side is gradwired, or an engine that ended as it took us over; no job is
  * lost yet. */
 void channel_lost(struct channel *channel)
@@ -206,8 +239,7 @@ int channel_put(struct channel *channel, const struct wire_msg *msg)
                        channel->engine, channel->pending_bytes);
     r = wire_encode(msg, channel->out, sizeof(channel->out), &bytes);
     if (r < 0)
-        return err_set(r == GW_E_NOMEM ? r : GW_E_INTERNAL, "cannot encode a %s message",
-                       wire_type_name(msg->type));
+        return channel_unencodable(channel, r, msg);
     if (!channel->first) {
         r = try_send(channel, channel->out, bytes);
         if (r != 0)

@@ -93,6 +93,9 @@ void channel_join(struct channel *channel, struct gw_client_page *page,
                   const struct gw_engine_page *engine_page, int doorbell);
 /* 0 or the channel's error, with its text. */
 int channel_error(struct channel *channel);
+/* A check of the library's own has failed: ends the job. The engine sees that this rank is lost and
+ * tells the others. Returns the channel's error, with its text. */
+int channel_broken(struct channel *channel, const char *text);
 /* One-way; the batch goes first. GW_E_AGAIN when too much is pending (nothing was done). */
 int channel_send(struct channel *channel, const struct wire_msg *msg);
 /* The same for what the engine need not hear of before the next message, or a wait. */

@@ -7,6 +7,10 @@
 
 /* Ends the channel for every caller; the first cause is kept. */
 void channel_die(struct channel *channel, int code, const char *text);
+/* channel_broken with the lock held. */
+int channel_break(struct channel *channel, const char *text);
+/* What wire_encode's `code` is to the caller. */
+int channel_unencodable(struct channel *channel, int code, const struct wire_msg *msg);
 /* The socket closed without a CLOSE. */
 void channel_lost(struct channel *channel);
 /* Sends or keeps one packet. GW_E_AGAIN when too much is kept already. */

@@ -21,7 +21,8 @@ struct target {
 };
 
 /* The words of the ledger's refusals: which parameter, when, and what to do. Lock held. */
-static int refuse(const struct zero *zero, const struct target *t, enum ledger_refusal refusal)
+static int refuse(gw_job *job, const struct zero *zero, const struct target *t,
+                  enum ledger_refusal refusal)
 {
     const char *name = zero_param_name(zero, t->param);
     uint32_t micro = zero->ledger->micro;
@@ -62,7 +63,7 @@ static int refuse(const struct zero *zero, const struct target *t, enum ledger_r
             "step's last; pass GW_GRAD_FINAL, or seal with more micro_steps",
             name, micro, zero->options.micro_steps);
     }
-    return err_set(GW_E_INTERNAL, "unknown refusal %d", (int)refusal);
+    return channel_broken(&job->channel, "a gradient was refused for no reason");
 }
 
 /* Checks the call's numbers and turns them into the layout's piece. */
@@ -311,7 +312,7 @@ static int check_acquire(gw_job *job, const struct zero *zero, const struct targ
     int r;
 
     pthread_mutex_lock(&job->lock);
-    r = refuse(zero, t, ledger_check_acquire(zero->ledger, t->index));
+    r = refuse(job, zero, t, ledger_check_acquire(zero->ledger, t->index));
     pthread_mutex_unlock(&job->lock);
     return r;
 }
@@ -329,7 +330,7 @@ static int acquire(gw_job *job, struct zero *zero, const struct target *t, int64
     if (r < 0)
         return r;
     pthread_mutex_lock(&job->lock);
-    r = refuse(zero, t, ledger_check_acquire(zero->ledger, t->index));
+    r = refuse(job, zero, t, ledger_check_acquire(zero->ledger, t->index));
     if (r == 0 && !memory_of(zero, t))
         r = err_set(GW_E_STATE, "the micro-step ended while %s was being acquired",
                     zero_param_name(zero, t->param));
@@ -384,7 +385,7 @@ static int declare(gw_job *job, struct zero *zero, const struct target *t,
     uint32_t bucket = t->layout->bucket;
     int r;
 
-    r = refuse(zero, t, ledger_check_ready(zero->ledger, t->index, entry->flags));
+    r = refuse(job, zero, t, ledger_check_ready(zero->ledger, t->index, entry->flags));
     if (r < 0)
         return r;
     entry->slot = zero->ledger->ring ? zero->ledger->buckets[bucket].slot : GW_NO_SLOT;

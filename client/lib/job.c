@@ -39,13 +39,14 @@ int job_enter(const gw_job *job)
 }
 
 /* The page's text is the engine's reason, told to every rank alike; the channel's is only that the
- * connection has ended. So the page goes first. */
+ * connection has ended. So the page goes first, unless a check of this library ended it: what the
+ * engine then says is that this rank was lost. */
 int job_failure(gw_job *job)
 {
     char text[GW_TEXT_MAX + 1];
     int code = atomic_load_explicit(&job->engine->error, memory_order_acquire);
 
-    if (code == 0) {
+    if (code == 0 || atomic_load(&job->channel.dead) == GW_E_INTERNAL) {
         code = channel_error(&job->channel);
         if (code < 0)
             job->order.ops->release(job);

@@ -254,7 +254,7 @@ static int begin(struct channel *channel, struct wire_msg *msg, enum channel_par
     msg->request = 0;
     r = wire_encode(msg, channel->out, sizeof(channel->out), &bytes);
     if (r < 0)
-        return err_set(GW_E_INTERNAL, "cannot encode a %s message", wire_type_name(msg->type));
+        return channel_unencodable(channel, r, msg);
     digest = digest_of(channel, bytes);
     if (request && park == CHANNEL_PARK_SAME && request->digest != digest)
         return err_set(GW_E_STATE,

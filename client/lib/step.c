@@ -4,6 +4,7 @@
  * waits.
  */
 #include <sched.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "client/lib/clock.h"
@@ -150,9 +151,21 @@ static int copy_verdict(const struct zero *zero, uint64_t step, bool any,
             return 0;
         sched_yield();
     }
-    return err_set(GW_E_INTERNAL, "the board shows step %llu but the verdict of step %llu",
-                   (unsigned long long)atomic_load(&zero->board->step.value),
-                   (unsigned long long)verdict->step);
+    return GW_E_INTERNAL;
+}
+
+/* An engine that ends raises words without verdicts, and says why before it does. */
+static int no_verdict(gw_job *job, const struct zero *zero, const struct gw_shm_verdict *verdict)
+{
+    char text[GW_TEXT_MAX + 1];
+    int r = job_failure(job);
+
+    if (r < 0)
+        return r;
+    snprintf(text, sizeof(text), "the board shows step %llu but the verdict of step %llu",
+             (unsigned long long)atomic_load(&zero->board->step.value),
+             (unsigned long long)verdict->step);
+    return channel_broken(&job->channel, text);
 }
 
 /* Under the lock, so that verdict and used bits of two threads do not mix. */
@@ -168,7 +181,7 @@ static int take_verdict(gw_job *job, struct zero *zero, uint64_t step, bool any,
         zero->waited = step;
     pthread_mutex_unlock(&job->lock);
     if (r < 0)
-        return r;
+        return no_verdict(job, zero, &verdict);
     if (ret_verdict)
         *ret_verdict = (struct gw_verdict){.step = verdict.step,
                                            .norm = verdict.norm,
