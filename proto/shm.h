@@ -192,6 +192,8 @@ struct gw_stats_page {
                                    * comes (CLOCK_MONOTONIC); 0: some are, or it ends now */
     uint32_t over, reserved;      /* over 1: all ranks have left in good order, none was lost */
     char ordering[16];            /* of GPUs and other processes: "words", "events"; host: "" */
+    char workers[16]; /* priority of threads that sum and copy in host memory: "equal", "nice",
+                       * "idle"; GPUs: "" */
 };
 
 _Static_assert(sizeof(struct gw_shm_slot) == 64, "slot is a cache line");

@@ -182,7 +182,7 @@ struct wire_job {
     uint8_t tag[GW_TAG_BYTES];
     const char *name;
     const char *wait;
-    const char *device, *fabric, *ordering;
+    const char *device, *fabric, *ordering, *workers;
     uint32_t uid, engine_pid, state, world, ranks_present, stage, generation;
     uint64_t steps, age_ns, memory_bytes;
     uint64_t calls[GW_KINDS], payload_bytes[GW_KINDS], moved_bytes[GW_KINDS];

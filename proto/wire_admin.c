@@ -65,6 +65,7 @@ static const struct wire_field job[] = {
     WIRE_TEXT_AT(Job, struct wire_job, , device, 0, GW_LABEL_MAX),
     WIRE_TEXT_AT(Job, struct wire_job, , fabric, 0, GW_LABEL_MAX),
     WIRE_TEXT_AT(Job, struct wire_job, , ordering, 0, GW_LABEL_MAX),
+    WIRE_TEXT_AT(Job, struct wire_job, , workers, 0, GW_LABEL_MAX),
     WIRE_U32(Job, struct wire_job, , uid, 0, UINT32_MAX),
     WIRE_U32(Job, struct wire_job, , engine_pid, 0, UINT32_MAX),
     WIRE_U32(Job, struct wire_job, , state, 0, UINT32_MAX),

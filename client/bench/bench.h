@@ -93,7 +93,7 @@ struct bench_options {
     int64_t budget_ns;                              /* per case and system */
     uint64_t rounds;
     bool json, peers, install_peers, is_private;
-    const char *plot, *peers_root, *socket, *gradwired, *engine;
+    const char *plot, *peers_root, *socket, *gradwired, *engine, *config;
 };
 
 struct bench_case {

@@ -30,7 +30,8 @@ struct place {
     const struct node *node; /* NULL: here */
     uint32_t index;
     const char *runtime, *engine;
-    char config[160];
+    const char *given; /* configuration of the one that is here; NULL: none */
+    char config[160];  /* that on a node */
 };
 
 /* Beside gwbench, in sbin, in the build tree, or where it would be installed. */
@@ -86,9 +87,9 @@ static void command(const char *argv[WORDS], const char *program, const struct p
     argv[n++] = "--foreground";
     argv[n++] = "--runtime-dir";
     argv[n++] = place->runtime;
-    if (node != NULL) {
+    if (node != NULL || place->given != NULL) {
         argv[n++] = "--config";
-        argv[n++] = place->config;
+        argv[n++] = node != NULL ? place->config : place->given;
     }
     if (place->engine != NULL) {
         argv[n++] = "--engine";
@@ -148,7 +149,8 @@ static void tell_log(const char *log)
 int daemon_start(struct bench_daemon *daemon, const char *directory,
                  const struct bench_options *options, const struct node *node, uint32_t index)
 {
-    struct place place = {.node = node, .index = index, .engine = options->engine};
+    struct place place = {
+        .node = node, .index = index, .engine = options->engine, .given = options->config};
     uint64_t until = bench_now_ns() + START_NS;
     char program[PATH_MAX + 64], log[160], name[24] = "";
     pid_t parent = getpid();

@@ -43,6 +43,7 @@ static const char usage[] =
     "  --socket PATH        of a running gradwired, instead of a private one\n"
     "  --gradwired PATH     the program to start for a private one\n"
     "  --engine PATH        the engine that it starts\n"
+    "  --config FILE        its configuration, such as the priority of its sums\n"
     "  --version\n"
     "  --help\n"
     "\n"
@@ -67,6 +68,7 @@ enum option_key {
     KEY_SOCKET,
     KEY_GRADWIRED,
     KEY_ENGINE,
+    KEY_CONFIG,
     KEY_VERSION,
     KEY_HELP,
 };
@@ -90,6 +92,7 @@ static const struct option long_options[] = {
     {"socket", required_argument, NULL, KEY_SOCKET},
     {"gradwired", required_argument, NULL, KEY_GRADWIRED},
     {"engine", required_argument, NULL, KEY_ENGINE},
+    {"config", required_argument, NULL, KEY_CONFIG},
     {"version", no_argument, NULL, KEY_VERSION},
     {"help", no_argument, NULL, KEY_HELP},
     {NULL, 0, NULL, 0},
@@ -223,6 +226,9 @@ static int parse_path_or_flag(int key, const char *value, struct bench_options *
     case KEY_GRADWIRED:
         o->gradwired = value;
         return 0;
+    case KEY_CONFIG:
+        o->config = value;
+        return 0;
     default:
         o->engine = value;
         return 0;
@@ -286,6 +292,8 @@ static int check_op(const struct bench_options *o)
         return wrong("--dtypes", "", "is not for storm and idle");
     if (o->socket != NULL && o->op == BENCH_IDLE)
         return wrong("--socket", "", "idle looks at processes of its own");
+    if (o->config != NULL && (o->socket != NULL || o->nodes_count > 0))
+        return wrong("--config", o->config, "is of a private gradwired on this node");
     if (o->plot != NULL && !traits->has_bandwidth)
         return wrong("--plot", "", "is for ops that have a bandwidth");
     return o->plot != NULL ? plot_check(o->plot) : 0;

@@ -12,6 +12,7 @@
 #include <sysexits.h>
 
 #include "client/ctl/ctl.h"
+#include "daemon/base/priority.h"
 #include "daemon/base/tag.h"
 
 #define CELL_BYTES 72u
@@ -132,12 +133,13 @@ static json_t *json_job(const struct wire_job *job)
 {
     char tag[TAG_HEX_BYTES];
     json_t *ordering = job->ordering[0] != '\0' ? json_text(job->ordering) : json_null();
+    json_t *workers = job->workers[0] != '\0' ? json_text(job->workers) : json_null();
     json_t *stage = job->stage == UINT32_MAX ? json_null() : json_integer((json_int_t)job->stage);
 
     tag_to_hex(job->tag, tag);
     return json_pack(
         "{s:s, s:o, s:I, s:I, s:s, s:I, s:I, s:o, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, "
-        "s:o, s:o, s:o}",
+        "s:o, s:o, s:o, s:o}",
         "tag", tag, "name", json_text(job->name), "uid", (json_int_t)job->uid, "engine_pid",
         (json_int_t)job->engine_pid, "state", state_name(job->state), "world",
         (json_int_t)job->world, "ranks_present", (json_int_t)job->ranks_present, "stage", stage,
@@ -146,7 +148,7 @@ static json_t *json_job(const struct wire_job *job)
         json_kinds(job->calls), "payload_bytes", json_kinds(job->payload_bytes), "moved_bytes",
         json_kinds(job->moved_bytes), "cross_node_bytes", json_kinds(job->cross_node_bytes), "wait",
         json_text(job->wait), "device", json_text(job->device), "fabric", json_text(job->fabric),
-        "ordering", ordering);
+        "ordering", ordering, "workers", workers);
 }
 
 static uint32_t hidden_jobs(const struct ctl_jobs *jobs)
@@ -190,13 +192,16 @@ static const bool right_aligned[COLUMNS] = {
     [RANKS] = true, [STAGE] = true, [STEPS] = true, [AGE] = true, [MEMORY] = true, [PID] = true};
 typedef char row[COLUMNS][CELL_BYTES];
 
-/* "host"; of GPUs also how they and other processes wait for each other: "cuda, words". */
+/* "host", with the priority of its sums where that is not the usual: "host, nice"; of GPUs also how
+ * they and other processes wait for each other: "cuda, words". */
 static void fill_device(const struct wire_job *job, char cell[CELL_BYTES])
 {
+    bool usual = strcmp(job->workers, priority_names[PRIORITY_EQUAL]) == 0;
+    const char *more = job->ordering[0] != '\0' || usual ? job->ordering : job->workers;
     char text[2 * CELL_BYTES];
 
     (void)snprintf(text, sizeof(text), "%.63s%s%.63s", job->device[0] != '\0' ? job->device : "-",
-                   job->ordering[0] != '\0' ? ", " : "", job->ordering);
+                   more[0] != '\0' ? ", " : "", more);
     (void)printable(text, cell, CELL_BYTES);
 }
 

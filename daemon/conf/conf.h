@@ -42,6 +42,7 @@ struct conf {
     uint64_t memory_max_bytes; /* of one job; 0: no limit */
     int64_t stall_report_ns;
     uint32_t gpu_sharing; /* 1: several jobs may use one GPU */
+    uint32_t worker_priority; /* enum priority */
     char node_name[CONF_NAME_BYTES];      /* "": the host's */
     char star_interface[CONF_NAME_BYTES]; /* "": chosen by the engine */
     struct conf_ports star_ports;

@@ -3,6 +3,7 @@
  * The table of configuration keys: the one place where a key, its default and its help are written.
  * Constant data; any thread. The order is that of the sample file.
  */
+#include "daemon/base/priority.h"
 #include "daemon/conf/conf.h"
 
 #define SECOND 1000000000ull
@@ -58,6 +59,11 @@ const struct conf_key conf_keys[] = {
         "When a job whose ranks wait for one of them says so first; then at doubled times."),
     KEY_CHOICE("job", "gpu_sharing", "off", true, gpu_sharing, switch_names,
                "Whether several jobs may use one GPU."),
+    KEY_CHOICE(
+        "job", "worker_priority", "equal", true, worker_priority, priority_names,
+        "How threads that sum and copy in host memory share processors with training: equal; "
+        "nice: ten steps nicer, a tenth of a processor that training wants; idle: only what "
+        "nothing else wants."),
     KEY("nodes", "node_name", "", CONF_NAME, true, 0, 0, node_name,
         "What this node is called in the texts of jobs that span nodes. Empty: its host name."),
     KEY("nodes", "star_interface", "", CONF_NAME, true, 0, 0, star_interface,

@@ -42,6 +42,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "daemon/base/priority.h"
 #include "daemon/base/ranks.h"
 #include "proto/shm.h"
 #include "proto/wire.h"
@@ -57,6 +58,7 @@ struct device_config {
      * next take_done that finds nothing more; must only wake the loop. */
     void (*wake)(void *user);
     void *user;
+    enum priority priority; /* of threads that run works on the host, and of those they start */
 };
 
 /* Pages are made by daemon/device/pages.h, on the host whatever the device. */

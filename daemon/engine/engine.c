@@ -113,7 +113,8 @@ int engine_make_job(struct engine *engine, struct job_config *config)
 
     if (config->kind != GW_DEVICE_HOST && !engine->guard && guard_new(&engine->guard) < 0)
         return GW_E_LIMIT;
-    r = config->device_ops->device_new(&(struct device_config){on_wake, engine}, &config->device);
+    r = config->device_ops->device_new(
+        &(struct device_config){on_wake, engine, engine->options.worker_priority}, &config->device);
     if (r < 0)
         return r;
     config->callbacks = (struct job_callbacks){.reply = on_reply,

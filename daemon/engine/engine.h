@@ -29,6 +29,7 @@
 #include <sys/types.h>
 #include <uv.h>
 
+#include "daemon/base/priority.h"
 #include "daemon/base/tag.h"
 #include "daemon/engine/guard.h"
 #include "daemon/engine/id.h"
@@ -55,6 +56,7 @@ struct engine_options {
     uint64_t linger_ns;
     uint64_t memory_max_bytes;
     uint64_t stall_report_ns; /* 0: the core's default */
+    enum priority worker_priority; /* of threads that sum and copy in host memory */
     uint64_t drop_edges;
     bool follow; /* another node's engine made the job: the tag is known, the id comes by JOIN */
     uint8_t follow_tag[GW_TAG_BYTES];

@@ -17,6 +17,7 @@
 
 #include "daemon/base/error.h"
 #include "daemon/base/parse.h"
+#include "daemon/base/priority.h"
 #include "daemon/core/edges.h"
 #include "daemon/engine/engine.h"
 
@@ -29,6 +30,7 @@ enum {
     OPT_LINGER,
     OPT_MEMORY,
     OPT_STALL,
+    OPT_WORKERS,
     OPT_DEVICE,
     OPT_PLUGINS,
     OPT_FOLLOW,
@@ -57,6 +59,7 @@ static const char help[] =
     "  --linger-ns N          life after the last client (default 60 s)\n"
     "  --memory-max-bytes N   limit of all the job's memory on this node (default 0: none)\n"
     "  --stall-report-ns N    a stall is reported after that time (default 10 s)\n"
+    "  --worker-priority WHAT of threads that sum and copy: equal, nice or idle (default equal)\n"
     "  --device WHAT          what jobs are offered: auto, host or cuda (default auto)\n"
     "  --plugins DIR          where gradwire-cuda.so is (beside the engine, or as installed)\n"
     "  --follow TAG           of a job that another node's engine made; its id comes with a rank\n"
@@ -78,6 +81,7 @@ static const struct option long_options[] = {
     {"linger-ns", required_argument, NULL, OPT_LINGER},
     {"memory-max-bytes", required_argument, NULL, OPT_MEMORY},
     {"stall-report-ns", required_argument, NULL, OPT_STALL},
+    {"worker-priority", required_argument, NULL, OPT_WORKERS},
     {"device", required_argument, NULL, OPT_DEVICE},
     {"plugins", required_argument, NULL, OPT_PLUGINS},
     {"follow", required_argument, NULL, OPT_FOLLOW},
@@ -138,6 +142,17 @@ static void default_name(struct engine_options *options)
     snprintf(options->node_name, sizeof(options->node_name), "%.*s", (int)GW_LABEL_MAX, name);
 }
 
+static int take_priority(const char *text, enum priority *ret_priority)
+{
+    for (uint32_t i = 0; i < PRIORITIES; i++) {
+        if (strcmp(text, priority_names[i]) == 0) {
+            *ret_priority = (enum priority)i;
+            return 0;
+        }
+    }
+    return GW_E_INVALID;
+}
+
 static int take_option(int option, const char *text, struct engine_options *options)
 {
     uint64_t uid;
@@ -163,6 +178,8 @@ static int take_option(int option, const char *text, struct engine_options *opti
         return parse_u64(text, 0, INT64_MAX, &options->memory_max_bytes);
     case OPT_STALL:
         return parse_u64(text, 0, INT64_MAX, &options->stall_report_ns);
+    case OPT_WORKERS:
+        return take_priority(text, &options->worker_priority);
     case OPT_DEVICE:
         return plugin_offer_parse(text, &options->offer);
     case OPT_PLUGINS:

@@ -49,6 +49,9 @@ static void write_job(struct engine *engine, struct gw_stats_page *page)
     snprintf(page->device, sizeof(page->device), "%s", job_device_name(engine->job));
     snprintf(page->fabric, sizeof(page->fabric), "%s", job_fabric_name(engine->job));
     snprintf(page->ordering, sizeof(page->ordering), "%s", job_ordering_name(engine->job));
+    if (engine->kind == GW_DEVICE_HOST)
+        snprintf(page->workers, sizeof(page->workers), "%s",
+                 priority_names[engine->options.worker_priority]);
 }
 
 static void write_page(struct engine *engine)

@@ -21,6 +21,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "daemon/base/priority.h"
 #include "daemon/base/text.h"
 #include "daemon/supervisor/log.h"
 #include "daemon/supervisor/supervisor.h"
@@ -28,7 +29,7 @@
 #define FIRST_FD 3
 #define FDS 4
 #define GROUPS_MAX_KEPT 65536u
-#define ENGINE_ARGS 34
+#define ENGINE_ARGS 36
 
 extern char **environ;
 
@@ -268,6 +269,8 @@ static void plan_arguments(struct plan *plan, struct conf *conf, const uint8_t *
         (void)snprintf(plan->numbers[i], sizeof(plan->numbers[i]), "%llu", options[i].value);
         add(plan, &used, options[i].option, plan->numbers[i]);
     }
+    add(plan, &used, "--worker-priority",
+        (char *)(uintptr_t)priority_names[conf->worker_priority]);
     conf_ports_text(&conf->star_ports, plan->ports);
     add(plan, &used, "--star-ports", plan->ports);
     if (conf->star_interface[0] != '\0')

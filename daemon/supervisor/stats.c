@@ -89,6 +89,7 @@ void stats_job(const struct engine *engine, struct stats_text *text, struct wire
         .device = text->device,
         .fabric = text->fabric,
         .ordering = text->ordering,
+        .workers = text->workers,
         .uid = engine->uid,
         .engine_pid = (uint32_t)engine->pid,
         .stage = UINT32_MAX,
@@ -119,6 +120,8 @@ void stats_job(const struct engine *engine, struct stats_text *text, struct wire
                           sizeof(text->fabric));
         (void)escape_text(page.ordering, strnlen(page.ordering, sizeof(page.ordering)),
                           text->ordering, sizeof(text->ordering));
+        (void)escape_text(page.workers, strnlen(page.workers, sizeof(page.workers)), text->workers,
+                          sizeof(text->workers));
     } else {
         (void)strncpy(text->wait, "the engine's statistics cannot be read", sizeof(text->wait) - 1);
     }

@@ -226,6 +226,7 @@ struct stats_text {
     char device[GW_LABEL_MAX + 1];
     char fabric[GW_LABEL_MAX + 1];
     char ordering[GW_LABEL_MAX + 1];
+    char workers[GW_LABEL_MAX + 1];
 };
 void stats_job(const struct engine *engine, struct stats_text *text, struct wire_job *ret_job);
 

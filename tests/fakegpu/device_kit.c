@@ -115,7 +115,9 @@ static void *page_new(struct kit *kit, uint32_t rank, int which, size_t bytes)
 void kit_device(struct kit *kit)
 {
     kit->ops = plugin->device_ops;
-    assert_int_equal(kit->ops->device_new(&(struct device_config){on_wake, kit}, &kit->device), 0);
+    assert_int_equal(
+        kit->ops->device_new(&(struct device_config){.wake = on_wake, .user = kit}, &kit->device),
+        0);
 }
 
 int kit_setup(void **state)

@@ -63,8 +63,9 @@ static void start_side(struct side *side, uint32_t world, const uint64_t room[AR
 {
     char text[GW_TEXT_MAX + 1] = "";
 
-    assert_int_equal(
-        side->device_ops->device_new(&(struct device_config){on_wake, NULL}, &side->device), 0);
+    assert_int_equal(side->device_ops->device_new(
+                         &(struct device_config){.wake = on_wake, .user = NULL}, &side->device),
+                     0);
     for (uint32_t rank = 0; rank < world; rank++) {
         struct device_place place;
         memcpy(place.gpu, uuids[rank], sizeof(place.gpu));

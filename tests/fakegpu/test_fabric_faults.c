@@ -50,8 +50,9 @@ static void start(struct job *job, uint64_t op_timeout_ns)
     char text[GW_TEXT_MAX + 1];
 
     *job = (struct job){0};
-    assert_int_equal(
-        plugin->device_ops->device_new(&(struct device_config){on_wake, NULL}, &job->device), 0);
+    assert_int_equal(plugin->device_ops->device_new(
+                         &(struct device_config){.wake = on_wake, .user = NULL}, &job->device),
+                     0);
     for (uint32_t rank = 0; rank < RANKS; rank++) {
         struct device_place place;
         memcpy(place.gpu, uuids[rank], sizeof(place.gpu));

@@ -445,6 +445,7 @@ def test_wrong_use_of_the_record(tmp_path, args, code, told):
     (["step", "--ranks", "4", "--sizes", "100"], "too small"),
     (["latency", "--iterations", "0"], "--iterations"), (["latency", "--seconds", "x"], "time"),
     (["latency", "--rounds", "0"], "--rounds"), (["latency", "--private"], "all-gather"),
+    (["step", "--config", "c", "--socket", "s"], "--config"),
     (["step", "--peers"], "peers"), (["latency", "--unknown"], "unknown")])
 def test_wrong_use(place, args, told):
     done = bench(place, *args, code=EX_USAGE)

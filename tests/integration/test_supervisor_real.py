@@ -20,8 +20,8 @@ CONF = "[job]\nlinger = {linger}\n"
 
 @pytest.fixture
 def real(make_daemon):
-    def make(linger="0"):
-        return make_daemon(conf=CONF.format(linger=linger), engine=ENGINE)
+    def make(linger="0", more=""):
+        return make_daemon(conf=CONF.format(linger=linger) + more, engine=ENGINE)
     return make
 
 
@@ -51,7 +51,19 @@ def test_a_job_is_shown_as_its_engine_tells_it(real):
         job = shown(daemon)
         assert (job["engine_pid"], job["world"], job["ranks_present"]) == (pid, 3, 1)
         assert (job["state"], job["stage"], job["steps"]) == ("forming", None, 0)
+        assert (job["device"], job["workers"]) == ("host", "equal")
         assert job["name"] == 'na\\"me\\u00c3\\u00a9'
+        client.close()
+        daemon.assert_idle()
+
+
+@pytest.mark.parametrize("priority", ["nice", "idle"])
+def test_the_priority_of_sums_is_shown_where_it_is_not_the_usual(real, priority):
+    with real(more=f"worker_priority = {priority}\n") as daemon:
+        client, _, _ = create_job(daemon)
+        assert shown(daemon)["workers"] == priority
+        table = daemon.ctl("jobs").stdout
+        assert f"host, {priority}" in table, table
         client.close()
         daemon.assert_idle()
 

@@ -40,6 +40,7 @@ static void defaults_are_those_of_the_manual(void **state)
     assert_string_equal(conf.plugins, "");
     assert_int_equal(conf.stall_report_ns, 10000000000);
     assert_int_equal(conf.gpu_sharing, 0);
+    assert_int_equal(conf.worker_priority, 0);
     assert_int_equal(conf.memory_max_bytes, 0);
     assert_string_equal(conf.node_name, "");
     assert_string_equal(conf.star_interface, "");
@@ -83,6 +84,7 @@ static void every_key_is_taken(void **state)
                            "linger = 1.5min\r\n"
                            "stall_report = 250ms\n"
                            "gpu_sharing = on\n"
+                           "worker_priority = idle\n"
                            "memory_max_bytes = 64GiB\n"
                            "[nodes]\n"
                            "node_name = n1\n"
@@ -107,6 +109,7 @@ static void every_key_is_taken(void **state)
     assert_int_equal(conf.device, CONF_DEVICE_CUDA);
     assert_int_equal(conf.stall_report_ns, 250000000);
     assert_int_equal(conf.gpu_sharing, 1);
+    assert_int_equal(conf.worker_priority, 2);
     assert_int_equal(conf.memory_max_bytes, 68719476736);
     assert_string_equal(conf.node_name, "n1");
     assert_string_equal(conf.star_interface, "fd00::1");
@@ -135,6 +138,8 @@ static void errors_name_file_line_and_what_is_allowed(void **state)
         {"[daemon]\ndevice = gpu\n", "g.conf:2: bad value 'gpu' for 'device'",
          "one of auto, host, cuda"},
         {"[job]\ngpu_sharing = yes\n", "g.conf:2: bad value 'yes' for 'gpu_sharing'", "off, on"},
+        {"[job]\nworker_priority = low\n", "g.conf:2: bad value 'low' for 'worker_priority'",
+         "equal, nice, idle"},
         {"[job]\nlinger = 1 fortnight\n", "g.conf:2: bad value '1 fortnight' for 'linger'", "60s"},
         {"[job]\nlinger = -1s\n", "g.conf:2: bad value '-1s'", "60s"},
         {"[job]\nlinger =\n", "g.conf:2: bad value ''", "60s"},

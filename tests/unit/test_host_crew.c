@@ -10,9 +10,12 @@
 #include <stdint.h>
 #include <cmocka.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include "daemon/device/host/crew.h"
 #include "daemon/device/host/kernels.h"
@@ -88,6 +91,88 @@ static void no_blocks_are_no_work(void **state)
     assert_null(crew_free(NULL));
 }
 
+/* ---- priority -------------------------------------------------------------------------------- */
+
+static void no_wake(void *user)
+{
+    (void)user;
+}
+
+/* Of the stream's thread and of a helper that it started. */
+struct seen {
+    struct crew *crew;
+    _Atomic int policy, niceness, helper_policy, helper_niceness;
+    pthread_t stream;
+    _Atomic bool helped;
+};
+
+static void look(void *arg, uint64_t block)
+{
+    struct seen *seen = arg;
+    int policy = sched_getscheduler(0), niceness = getpriority(PRIO_PROCESS, (id_t)gettid());
+
+    if (pthread_equal(pthread_self(), seen->stream)) {
+        seen->policy = policy;
+        seen->niceness = niceness;
+        while (block == 0 && !seen->helped) /* the other block is the helper's */
+            sched_yield();
+    } else {
+        seen->helper_policy = policy;
+        seen->helper_niceness = niceness;
+        seen->helped = true;
+    }
+}
+
+static void look_in_stream(void *arg, void *native)
+{
+    struct seen *seen = arg;
+
+    (void)native;
+    seen->stream = pthread_self();
+    while (!seen->helped || seen->policy < 0) /* either may be quick enough to take both blocks */
+        crew_run(seen->crew, look, seen, 2);
+}
+
+static void sums_have_the_priority_that_is_asked_for(void **state)
+{
+    static const struct {
+        enum priority priority;
+        int policy, nicer;
+    } rows[] = {{PRIORITY_EQUAL, SCHED_OTHER, 0},
+                {PRIORITY_NICE, SCHED_OTHER, PRIORITY_NICE_MORE},
+                {PRIORITY_IDLE, SCHED_IDLE, 0}};
+    int own = getpriority(PRIO_PROCESS, (id_t)gettid());
+
+    (void)state;
+    if (sched_getscheduler(0) != SCHED_OTHER)
+        skip();
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        struct device_config config = {.wake = no_wake, .priority = rows[i].priority};
+        int niceness = own + rows[i].nicer < 19 ? own + rows[i].nicer : 19;
+        struct seen seen = {.policy = -1};
+        struct device_stream *stream;
+        struct device *device;
+
+        assert_int_equal(crew_new(1, &seen.crew), 0);
+        assert_int_equal(device_host.device_new(&config, &device), 0);
+        assert_int_equal(device_host.stream_new(device, "sums", &stream), 0);
+        assert_int_equal(
+            device_host.enqueue(
+                stream, &(struct device_work){.op = 1, .run = look_in_stream, .arg = &seen}),
+            0);
+        device_host.drain(device);
+        assert_int_equal(seen.policy, rows[i].policy);
+        assert_int_equal(seen.niceness, niceness);
+        assert_int_equal(seen.helper_policy, rows[i].policy);
+        assert_int_equal(seen.helper_niceness, niceness);
+        assert_null(device_host.device_free(device));
+        assert_null(crew_free(seen.crew));
+        /* The one that asked is as it was. */
+        assert_int_equal(sched_getscheduler(0), SCHED_OTHER);
+        assert_int_equal(getpriority(PRIO_PROCESS, (id_t)gettid()), own);
+    }
+}
+
 /* ---- shared ops ------------------------------------------------------------------------------ */
 
 #define WORLD 3u
@@ -109,7 +194,8 @@ static void run_op(struct core_op *op, struct fabric_op *to)
     struct device_done done;
     struct gw_counters counters[GW_KINDS];
 
-    assert_int_equal(device_host.device_new(&(struct device_config){on_wake, NULL}, &device), 0);
+    assert_int_equal(
+        device_host.device_new(&(struct device_config){.wake = on_wake, .user = NULL}, &device), 0);
     assert_int_equal(
         fabric_local.fabric_new(
             &(struct fabric_config){.device_ops = &device_host, .device = device, .world = WORLD},
@@ -237,6 +323,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_block_runs_once),
         cmocka_unit_test(no_blocks_are_no_work),
+        cmocka_unit_test(sums_have_the_priority_that_is_asked_for),
         cmocka_unit_test(shared_sums_have_the_same_bits),
         cmocka_unit_test(shared_copies_are_whole),
         cmocka_unit_test(shared_casts_and_adds_are_whole),

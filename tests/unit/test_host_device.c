@@ -87,7 +87,9 @@ static int setup(void **state)
     world->client = aligned_alloc(64, GW_PAGE_BYTES);
     memset(world->engine, 0, GW_ENGINE_PAGE_BYTES);
     memset(world->client, 0, GW_PAGE_BYTES);
-    assert_int_equal(OPS->device_new(&(struct device_config){on_wake, world}, &world->device), 0);
+    assert_int_equal(
+        OPS->device_new(&(struct device_config){.wake = on_wake, .user = world}, &world->device),
+        0);
     assert_int_equal(OPS->stream_new(world->device, "a", &world->stream[0]), 0);
     assert_int_equal(OPS->stream_new(world->device, "b", &world->stream[1]), 0);
     assert_int_equal(OPS->stream_new(world->device, "c", &world->stream[2]), 0);

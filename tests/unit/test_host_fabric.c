@@ -38,7 +38,9 @@ static struct world *start(uint64_t link_bytes_per_s)
 {
     struct world *world = calloc(1, sizeof(*world));
 
-    assert_int_equal(DEVICE->device_new(&(struct device_config){on_wake, NULL}, &world->device), 0);
+    assert_int_equal(
+        DEVICE->device_new(&(struct device_config){.wake = on_wake, .user = NULL}, &world->device),
+        0);
     assert_int_equal(
         FABRIC->fabric_new(&(struct fabric_config){.device_ops = DEVICE,
                                                    .device = world->device,

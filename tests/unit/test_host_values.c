@@ -111,8 +111,9 @@ static void start(struct bench *bench, uint32_t stage, uint32_t gather)
         .callbacks = {.reply = on_reply, .failed = on_failed, .user = bench}};
 
     memset(bench, 0, sizeof(*bench));
-    assert_int_equal(
-        device_host.device_new(&(struct device_config){on_wake, bench}, &bench->device), 0);
+    assert_int_equal(device_host.device_new(&(struct device_config){.wake = on_wake, .user = bench},
+                                            &bench->device),
+                     0);
     config.device = bench->device;
     assert_int_equal(job_new(&config, &bench->job), 0);
     for (uint32_t r = 0; r < WORLD; r++) {

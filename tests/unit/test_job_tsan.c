@@ -683,8 +683,9 @@ static void bench_start(struct bench *bench, const struct variant *variant, uint
     bench->variant = variant;
     pthread_mutex_init(&bench->lock, NULL);
     pthread_cond_init(&bench->changed, NULL);
-    assert_int_equal(
-        device_host.device_new(&(struct device_config){on_wake, bench}, &bench->device), 0);
+    assert_int_equal(device_host.device_new(&(struct device_config){.wake = on_wake, .user = bench},
+                                            &bench->device),
+                     0);
     config.device = bench->device;
     assert_int_equal(job_new(&config, &bench->job), 0);
     bench->running = WORLD;

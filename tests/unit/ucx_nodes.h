@@ -96,9 +96,10 @@ static inline void node_start(struct node *node, const uint8_t *of_rank, uint32_
     node->nodes.own = node->own;
     for (uint32_t rank = 0; rank < world; rank++)
         node->nodes.of_rank[rank] = of_rank[rank];
-    CHECK(device_host.device_new(&(struct device_config){node_woken, NULL}, &node->device) == 0);
-    CHECK(device_host.device_new(&(struct device_config){node_woken, NULL}, &node->local_device) ==
-          0);
+    CHECK(device_host.device_new(&(struct device_config){.wake = node_woken, .user = NULL},
+                                 &node->device) == 0);
+    CHECK(device_host.device_new(&(struct device_config){.wake = node_woken, .user = NULL},
+                                 &node->local_device) == 0);
     config.device = node->local_device;
     CHECK(fabric_local.fabric_new(&config, &node->local) == 0);
     config.device = node->device;

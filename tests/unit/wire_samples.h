@@ -85,6 +85,7 @@ static void samples_lists(void)
                                  i % 2 ? "" : "cuda",
                                  i % 2 ? samples_long_name + GW_NAME_MAX - GW_LABEL_MAX : "",
                                  i % 3 ? "words" : "",
+                                 i % 5 ? "nice" : "",
                                  UINT32_MAX - i,
                                  i,
                                  5,

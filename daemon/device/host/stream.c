@@ -6,11 +6,14 @@
  * a work runs. Must not touch engine state: works carry all they need.
  */
 #include <errno.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include "daemon/device/host/host.h"
 #include "gradwire/errors.h"
@@ -157,12 +160,26 @@ static void execute(struct host_stream *stream, struct host_work *work)
     finish(stream, work);
 }
 
+/* Of the calling thread, and of helpers (crew.h) that it starts. It is only lowered, which anybody
+ * may; where a sandbox forbids it, the thread is as all others. */
+static void take_priority(enum priority priority)
+{
+    id_t self = (id_t)gettid();
+
+    if (priority == PRIORITY_NICE)
+        (void)setpriority(PRIO_PROCESS, self,
+                          getpriority(PRIO_PROCESS, self) + PRIORITY_NICE_MORE);
+    else if (priority == PRIORITY_IDLE)
+        (void)sched_setscheduler(0, SCHED_IDLE, &(struct sched_param){0});
+}
+
 static void *stream_main(void *arg)
 {
     struct host_stream *stream = (struct host_stream *)arg;
     struct host_device *device = stream->device;
 
     (void)pthread_setname_np(pthread_self(), stream->name);
+    take_priority(device->config.priority);
     pthread_mutex_lock(&device->lock);
     while (!device->stopping) {
         if (stream->head)
