@@ -607,6 +607,14 @@ int job_address(struct job *job, uint8_t ret_address[GW_FABRIC_ADDRESS_MAX], uin
     return ops->address ? ops->address(job->fabric, ret_address, ret_bytes) : 0;
 }
 
+int job_address_check(const struct job *job, const uint8_t *address, uint32_t bytes,
+                      char text[GW_TEXT_MAX + 1])
+{
+    const struct fabric_ops *ops = job->config.fabric_ops;
+
+    return bytes > 0 && ops->address_check ? ops->address_check(address, bytes, text) : 0;
+}
+
 uint64_t job_last_op(const struct job *job)
 {
     return job->last_op;

@@ -108,6 +108,9 @@ int job_values(struct job *job, uint32_t rank, uint32_t request, bool read, uint
 void job_node_lost(struct job *job, const char *text);
 /* How other nodes' fabrics find this one's. 0 bytes: not needed. */
 int job_address(struct job *job, uint8_t ret_address[GW_FABRIC_ADDRESS_MAX], uint32_t *ret_bytes);
+/* What another node said as that; 0 bytes: it is not to be reached. As the fabric's check. */
+int job_address_check(const struct job *job, const uint8_t *address, uint32_t bytes,
+                      char text[GW_TEXT_MAX + 1]);
 /* The last op launched; 0: none. */
 uint64_t job_last_op(const struct job *job);
 /* All ranks have joined once: nodes are as they are. */

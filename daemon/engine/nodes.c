@@ -331,6 +331,24 @@ static void on_packet(struct nodes *nodes, const struct wire_msg *msg)
     free(event);
 }
 
+static void on_node(struct nodes *nodes, const struct wire_msg *msg)
+{
+    char why[GW_TEXT_MAX + 1];
+    int r = job_address_check(nodes->engine->job, msg->u.star_node.address,
+                              (uint32_t)msg->u.star_node.address_bytes, why);
+
+    if (r < 0) {
+        give_up(nodes, r, why);
+        return;
+    }
+    nodes_note(nodes, msg);
+    if (msg->u.star_node.node != nodes->table.own)
+        return;
+    nodes->ready = true;
+    nodes->engine->wait[0] = 0;
+    nodes->arrived(nodes->engine, 0, "");
+}
+
 static void node_on_message(struct nodes *nodes, const struct wire_msg *msg)
 {
     struct engine *engine = nodes->engine;
@@ -350,12 +368,7 @@ static void node_on_message(struct nodes *nodes, const struct wire_msg *msg)
                          msg->u.star_data.read, msg->u.star_data.offset, msg->u.star_data.values,
                          msg->u.star_data.value_bytes);
     else if (msg->type == WIRE_STAR_NODE)
-        nodes_note(nodes, msg);
-    if (msg->type == WIRE_STAR_NODE && msg->u.star_node.node == nodes->table.own) {
-        nodes->ready = true;
-        engine->wait[0] = 0;
-        nodes->arrived(engine, 0, "");
-    }
+        on_node(nodes, msg);
 }
 
 /* ---- the star's callbacks -------------------------------------------------------------------- */

@@ -354,12 +354,20 @@ void root_node(struct nodes *nodes, const struct wire_msg *msg)
 static void on_node(struct nodes *nodes, uint32_t node, struct wire_msg *msg)
 {
     struct nodes_member *member = &nodes->members[node];
+    char line[GW_TEXT_MAX + 1], why[GW_TEXT_MAX + 1] = "";
+    int r = GW_E_STATE;
 
     if (member->active)
         return;
     if (!nodes->log_kept) {
-        send_away(nodes, member->peer, GW_E_STATE,
-                  "the job has formed without this node: start a new job");
+        snprintf(line, sizeof(line), "the job has formed without this node: start a new job");
+    } else {
+        r = job_address_check(nodes->engine->job, msg->u.star_node.address,
+                              (uint32_t)msg->u.star_node.address_bytes, why);
+        snprintf(line, sizeof(line), "node %s: %.400s", nodes->table.at[node].name, why);
+    }
+    if (r < 0) {
+        send_away(nodes, member->peer, r, line);
         member->peer = 0;
         return;
     }

@@ -102,6 +102,9 @@ struct fabric_ops {
     /* How other nodes' fabrics find this one; once, before form(). NULL: not needed. */
     int (*address)(struct fabric *fabric, uint8_t ret_address[GW_FABRIC_ADDRESS_MAX],
                    uint32_t *ret_bytes);
+    /* What another node gave as such, before it gets into config.nodes: 0, or < 0 and what is wrong
+     * with that node. NULL: all are taken. */
+    int (*address_check)(const uint8_t *address, uint32_t bytes, char text[GW_TEXT_MAX + 1]);
     /* All ranks have joined (again) and are placed: communicators are made, without blocking; works
      * launched from now on use them. Several nodes: config.nodes is complete, and every node forms
      * as often as every other; what another node sent for an earlier time must not be taken. */

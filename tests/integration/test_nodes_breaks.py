@@ -5,6 +5,7 @@ knows the job's secret and says what it likes.
 
 ctest: label=nodes timeout=300
 """
+import ctypes as C
 import os
 import signal
 import struct
@@ -356,18 +357,43 @@ def garbage_for_a_packet(node):
     node.say_bytes(bytes(40))
 
 
-LIES = [speak_before_taking_part, join_odd_ranks, every_event_of_every_rank, much_built,
-        ops_that_never_were, heard_what_never_was, values_out_of_bounds, come_twice,
-        requests_without_packets, a_packet_for_a_join, half_an_event,
-        an_event_in_an_event, garbage_for_a_packet, sends("LEAVE"), sends("BUFFER_NEW", 3),
-        sends("JOINED"), sends("STEP_END"), sends("STAR_DATA"), sends("CLOSE")]
+def an_address_that_is_none(node):
+    """Of any length; of the right beginning, with numbers of its own."""
+    node.say("STAR_NODE", {1: 0, 2: "liar", 3: os.urandom(300)})
 
 
-def honest_rank(rank, place):
-    """How its job ends. Not by the engine's end."""
+def another_ucx(node):
+    head = struct.pack("<QIHHIIQ", 7, 0x58554757, 99, 7, 100, 100, 0)
+    node.say("STAR_NODE", {1: 0, 2: "liar", 3: head + bytes(200)})
+
+
+def a_damaged_address(node):
+    """The right UCX: that which the honest node has."""
+    major, minor, release = C.c_uint(), C.c_uint(), C.c_uint()
+    C.CDLL("libucp.so.0").ucp_get_version(C.byref(major), C.byref(minor), C.byref(release))
+    head = struct.pack("<QIHHIIQ", 7, 0x58554757, major.value, minor.value, 100, 100, 0)
+    node.say("STAR_NODE", {1: 0, 2: "liar", 3: head + bytes(200)})
+
+
+LIES = [an_address_that_is_none, another_ucx, a_damaged_address, speak_before_taking_part,
+        join_odd_ranks, every_event_of_every_rank, much_built, ops_that_never_were,
+        heard_what_never_was, values_out_of_bounds, come_twice, requests_without_packets,
+        a_packet_for_a_join, half_an_event, an_event_in_an_event, garbage_for_a_packet,
+        sends("LEAVE"), sends("BUFFER_NEW", 3), sends("JOINED"), sends("STEP_END"),
+        sends("STAR_DATA"), sends("CLOSE")]
+
+
+REFUSED = {another_ucx: ["node x: it has UCX 99.7, and this node "],
+           an_address_that_is_none: ["node x: what it gave as its address for UCX is none"],
+           a_damaged_address: ["node x: what it gave as its address for UCX is none"]}
+
+
+def honest_rank(rank, place, lied):
+    """How its job ends, which it awaits until all lies are told. Not by the engine's end."""
     job = gw.Job(rank, 2, id_path=place.id_path, socket=place.sockets[0], linger_ns=-1, nodes=3)
     try:
-        job.wait_ready(2 * S)
+        until(lambda: lied.is_set() or is_ready(job), 60, "the end of the lies")
+        job.wait_ready(0)
         job.barrier(2 * S)
         return "it went on"
     except gw.Error as e:
@@ -376,12 +402,23 @@ def honest_rank(rank, place):
         job.close()
 
 
+def is_ready(job):
+    try:
+        job.wait_ready(0)
+        return True
+    except gw.Error as e:
+        if e.name == "GW_E_TIMEOUT":
+            return False
+        raise
+
+
 def test_a_node_that_lies_ends_its_job_at_most(make_nodes, tmp_path):
     (daemon,) = make_nodes(1)
     place = Place([daemon], (0,), tmp_path)
     for lie in LIES:
-        results = []
-        honest = threading.Thread(target=lambda: results.append(honest_rank(0, place.next())))
+        results, lied = [], threading.Event()
+        honest = threading.Thread(
+            target=lambda: results.append(honest_rank(0, place.next(), lied)))
         honest.start()
         until(lambda: os.path.exists(place.id_path), what="the job's id")
         (pid,) = until(daemon.engines, what="the engine")
@@ -394,7 +431,10 @@ def test_a_node_that_lies_ends_its_job_at_most(make_nodes, tmp_path):
             pass
         lived = running(pid)
         node.close()
+        lied.set()
         honest.join(60 * SLOWER)
+        for words in REFUSED.get(lie, []):
+            assert words in daemon.log(), (lie.__name__, daemon.log())
         assert results and results[0] in ("it went on", "GW_E_PEER_LOST", "GW_E_TIMEOUT",
                                           "GW_E_STATE"), (lie.__name__, results, daemon.log())
         assert lived, (lie.__name__, daemon.log())

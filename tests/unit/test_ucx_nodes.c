@@ -401,6 +401,37 @@ static void a_node_out_of_reach_is_a_fault(void **state)
     run_nodes(2, lose_touch, NULL, (const int[]){0, -SIGKILL});
 }
 
+/* The other node's address, cut anywhere, or with any bit of any byte turned over. */
+static int damage(struct node *node, void *arg)
+{
+    const struct fabric_node *at = &node->nodes.at[1 - node->own];
+    static uint8_t bytes[GW_FABRIC_ADDRESS_MAX];
+    char text[GW_TEXT_MAX + 1];
+
+    (void)arg;
+    start(node, aligned);
+    CHECK(fabric_ucx.address_check(at->address, at->address_bytes, text) == 0);
+    for (uint32_t count = 1; count < at->address_bytes; count++)
+        CHECK(fabric_ucx.address_check(at->address, count, text) == GW_E_PROTOCOL);
+    memcpy(bytes, at->address, at->address_bytes);
+    CHECK(fabric_ucx.address_check(bytes, at->address_bytes + 1, text) == GW_E_PROTOCOL);
+    for (uint32_t i = 0; i < at->address_bytes; i++) {
+        bytes[i] ^= (uint8_t)(1u << i % 8);
+        CHECK(fabric_ucx.address_check(bytes, at->address_bytes, text) < 0);
+        CHECK(strstr(text, "on all nodes"));
+        bytes[i] = at->address[i];
+    }
+    end_all(node);
+    node_stop(node);
+    return 0;
+}
+
+static void an_address_that_is_not_whole_is_told(void **state)
+{
+    (void)state;
+    run_nodes(2, damage, NULL, (const int[]){0, 0});
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -411,6 +442,7 @@ int main(void)
         cmocka_unit_test(a_broken_job_forms_again),
         cmocka_unit_test(nodes_that_differ_are_told),
         cmocka_unit_test(a_node_out_of_reach_is_a_fault),
+        cmocka_unit_test(an_address_that_is_not_whole_is_told),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -167,9 +167,7 @@ static void open_peer(struct net *net, uint32_t node)
     memcpy(&head, address, sizeof(head));
     address += sizeof(head);
     *peer = (struct net_peer){.net = net};
-    if (net->nodes.at[node].address_bytes !=
-            sizeof(head) + head.bytes[NET_OUT] + head.bytes[NET_IN] ||
-        open_endpoint(net, peer, NET_OUT, address + head.bytes[NET_OUT]) < 0 ||
+    if (open_endpoint(net, peer, NET_OUT, address + head.bytes[NET_OUT]) < 0 ||
         open_endpoint(net, peer, NET_IN, address) < 0)
         peer->failed = true;
 }
@@ -414,6 +412,7 @@ static int workers_new(struct net *net)
     for (uint32_t way = 0; r == 0 && way < NET_WAYS; way++)
         r = worker_new(net, (enum net_way)way, &head);
     memcpy(net->address, &head, sizeof(head));
+    net_address_seal(net->address, net->address_bytes);
     return r == 0 ? net_messages_init(net) : r;
 }
 

@@ -76,6 +76,8 @@ int net_new(const struct net_config *config, struct net **ret_net);
 struct net *net_free(struct net *net);
 void net_address(const struct net *net, uint8_t ret_address[GW_FABRIC_ADDRESS_MAX],
                  uint32_t *ret_bytes);
+/* 0, or why it is no address to be reached: GW_E_VERSION, GW_E_PROTOCOL. */
+int net_address_check(const uint8_t *address, uint32_t bytes, char text[GW_TEXT_MAX + 1]);
 
 /* Loop thread: the next generation, whose endpoints are made; config.nodes is complete. */
 int net_form(struct net *net);

@@ -26,10 +26,13 @@ struct net_held {
 enum net_way { NET_OUT, NET_IN, NET_WAYS };
 
 /* What an address begins with; then NET_OUT's worker's, then NET_IN's. Nodes are of one kind: in
- * the machine's byte order. */
+ * the machine's byte order, and of one UCX. */
 struct net_address {
     uint64_t secret;
+    uint32_t magic;
+    uint16_t major, minor; /* of UCX */
     uint32_t bytes[NET_WAYS];
+    uint64_t digest; /* of all the rest */
 };
 
 struct net_list {
@@ -81,6 +84,10 @@ struct net_request *net_list_take(struct net_list *list);
 void net_fault(struct net *net, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* A peer broke away: if nobody says so in time, it is a fault. */
 void net_broken(struct net *net);
+
+/* address.c */
+/* In the head that `address` begins with, whose secret and lengths are set. */
+void net_address_seal(uint8_t *address, uint32_t bytes);
 
 /* messages.c */
 int net_messages_init(struct net *net);

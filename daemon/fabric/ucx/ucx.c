@@ -422,6 +422,7 @@ const struct fabric_ops fabric_ucx = {
     .fabric_new = ucx_new,
     .fabric_free = ucx_free,
     .address = ucx_address,
+    .address_check = net_address_check,
     .form = ucx_form,
     .group = ucx_group,
     .memory_added = ucx_memory_added,
