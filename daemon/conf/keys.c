@@ -67,9 +67,9 @@ const struct conf_key conf_keys[] = {
     KEY("nodes", "node_name", "", CONF_NAME, true, 0, 0, node_name,
         "What this node is called in the texts of jobs that span nodes. Empty: its host name."),
     KEY("nodes", "star_interface", "", CONF_NAME, true, 0, 0, star_interface,
-        "Interface (eth1) or address (10.0.0.1, fd00::1) where the engine of a job's rank 0 "
-        "listens for those of its other nodes. Empty: the address that the default route uses, or "
-        "loopback's."),
+        "Interface (eth1), address (10.0.0.1, fd00::1) or host name of this node where the engine "
+        "of a job's rank 0 listens for those of its other nodes. Empty: the address that the "
+        "default route uses, or loopback's."),
     KEY("nodes", "star_ports", "46200-46399", CONF_PORTS, true, 0, 0, star_ports,
         "Ports for it: one for each job that spans nodes and was created here. 0: any free one."),
     KEY("nodes", "star_beat", "100ms", CONF_TIME, true, SECOND / 1000, HOUR, star_beat_ns,

@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <ifaddrs.h>
 #include <net/if.h>
+#include <netdb.h>
 #include <netinet/in.h>
 #include <string.h>
 #include <unistd.h>
@@ -160,30 +161,89 @@ static int say(char *text, int code, const char *format, const char *what)
     return code;
 }
 
-/* Can be bound here and told to others. */
-static int check_given(const struct job_address *address, const char *name, char *text)
+static bool is_any(const struct job_address *address)
 {
     static const uint8_t any[16];
+
+    return memcmp(address->bytes, any, sizeof(any)) == 0;
+}
+
+static bool is_here(const struct job_address *address)
+{
     struct sockaddr_storage own;
     bool here;
     int fd;
 
-    if (memcmp(address->bytes, any, sizeof(any)) == 0)
-        return say(text, GW_E_NOT_FOUND,
-                   "'%s' is no address that other nodes can reach: name an interface, or one of "
-                   "this node's addresses, in star_address",
-                   name);
     (void)star_address_socket(address, &own);
     fd = socket(own.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
     here = fd >= 0 && bind(fd, (struct sockaddr *)&own, socket_bytes(&own)) == 0;
     if (fd >= 0)
         close(fd);
-    if (!here)
+    return here;
+}
+
+/* Can be bound here and told to others. */
+static int check_given(const struct job_address *address, const char *name, char *text)
+{
+    if (is_any(address))
         return say(text, GW_E_NOT_FOUND,
-                   "this node does not have the address '%s': set star_address to one that "
+                   "'%s' is no address that other nodes can reach: name an interface, or one of "
+                   "this node's addresses, in star_interface",
+                   name);
+    if (!is_here(address))
+        return say(text, GW_E_NOT_FOUND,
+                   "this node does not have the address '%s': set star_interface to one that "
                    "'ip address' shows",
                    name);
     return 0;
+}
+
+static bool is_loopback(const struct job_address *address)
+{
+    static const uint8_t six[16] = {[15] = 1};
+
+    return address->family == 4 ? address->bytes[0] == 127
+                                : memcmp(address->bytes, six, sizeof(six)) == 0;
+}
+
+bool star_address_pick(const struct addrinfo *list, struct job_address *ret_address)
+{
+    bool found = false;
+
+    for (const struct addrinfo *at = list; at; at = at->ai_next) {
+        struct job_address address;
+
+        if (!star_address_of(at->ai_addr, &address))
+            continue;
+        address.port = 0;
+        if (is_any(&address) || !is_here(&address) || (found && is_loopback(&address)))
+            continue;
+        *ret_address = address;
+        found = true;
+        if (!is_loopback(&address))
+            break;
+    }
+    return found;
+}
+
+/* Asks /etc/hosts and the network's names, once for a job. */
+static int by_host(const char *name, const char *shown, struct job_address *ret_address, char *text)
+{
+    const struct addrinfo hints = {.ai_socktype = SOCK_STREAM};
+    struct addrinfo *list = NULL;
+    const bool known = name[0] != '\0' && getaddrinfo(name, NULL, &hints, &list) == 0;
+    const bool found = known && star_address_pick(list, ret_address);
+
+    if (list)
+        freeaddrinfo(list);
+    if (found)
+        return 0;
+    return say(text, GW_E_NOT_FOUND,
+               known ? "host '%s' is another: none of its addresses is this node's; set "
+                       "star_interface to one that 'ip address' shows"
+                     : "this node has no interface '%s', and no host is called so: set "
+                       "star_interface to what 'ip address' shows",
+               shown);
 }
 
 static int by_name(const char *name, struct job_address *ret_address, char *text)
@@ -201,11 +261,11 @@ static int by_name(const char *name, struct job_address *ret_address, char *text
     if (by_interface(name, false, &known, ret_address) ||
         by_interface(name, true, &known, ret_address))
         return 0;
+    if (!known)
+        return by_host(name, shown, ret_address, text);
     return say(text, GW_E_NOT_FOUND,
-               known ? "interface '%s' is down or has no address that other nodes can reach: bring "
-                       "it up, or name another one in star_address"
-                     : "this node has no interface '%s': set star_address to one that 'ip address' "
-                       "shows",
+               "interface '%s' is down or has no address that other nodes can reach: bring it up, "
+               "or name another one in star_interface",
                shown);
 }
 
@@ -221,7 +281,8 @@ int star_address_choose(const char *interface, struct job_address *ret_address,
     else if (!by_default_route(&address) && !by_interface(NULL, false, &known, &address) &&
              !by_interface(NULL, true, &known, &address))
         r = say(text, GW_E_NOT_FOUND,
-                "no interface of this node is up%s: bring one up, or name it in star_address", "");
+                "no interface of this node is up%s: bring one up, or name it in star_interface",
+                "");
     if (r < 0)
         return r;
     address.port = 0;

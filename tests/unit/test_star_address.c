@@ -5,6 +5,7 @@
  * ctest: link=gw_star
  */
 #include <net/if.h>
+#include <netdb.h>
 #include <sched.h>
 #include <stdio.h>
 #include <sys/ioctl.h>
@@ -55,7 +56,7 @@ static void test_given(void **state)
 static void test_given_wrong(void **state)
 {
     static const char *const rows[][2] = {
-        {"nosuch0", "this node has no interface 'nosuch0'"},
+        {"nosuch0", "this node has no interface 'nosuch0', and no host is called so"},
         {"192.0.2.77", "this node does not have the address '192.0.2.77'"},
         {"2001:db8::77", "this node does not have the address '2001:db8::77'"},
         {"0.0.0.0", "'0.0.0.0' is no address that other nodes can reach"},
@@ -71,9 +72,68 @@ static void test_given_wrong(void **state)
         assert_int_equal(star_address_choose(rows[i][0], &address, text), GW_E_NOT_FOUND);
         if (!strstr(text, rows[i][1]))
             fail_msg("got '%s', want '%s' in it", text, rows[i][1]);
-        assert_non_null(strstr(text, "star_address"));
+        assert_non_null(strstr(text, "star_interface"));
         assert_int_equal(address.family, 9);
     }
+}
+
+/* One of list[]; the address stays the caller's. */
+static struct addrinfo host_address(const struct job_address *address,
+                                    struct sockaddr_storage *socket_address)
+{
+    assert_true(star_address_socket(address, socket_address));
+    return (struct addrinfo){.ai_family = socket_address->ss_family,
+                             .ai_addr = (struct sockaddr *)socket_address};
+}
+
+/* An address of this node's that is not loopback's; false: there is none of IPv4. */
+static bool outer_address(struct job_address *ret_address)
+{
+    return star_address_choose(NULL, ret_address, text) == 0 && ret_address->bytes[0] != 127 &&
+           ret_address->family == 4;
+}
+
+/* A host's addresses in a resolver's order: what others have is passed over. */
+static void test_host_addresses(void **state)
+{
+    static const struct job_address foreign = {.family = 4, .bytes = {192, 0, 2, 77}},
+                                    any = {.family = 4},
+                                    first = {.family = 4, .bytes = {127, 0, 1, 1}},
+                                    second = {.family = 4, .bytes = {127, 0, 0, 1}};
+    struct sockaddr_storage sockets[5];
+    struct addrinfo list[5];
+    struct job_address address = {0}, outer;
+
+    (void)state;
+    list[0] = host_address(&foreign, &sockets[0]);
+    list[1] = host_address(&any, &sockets[1]);
+    list[2] = host_address(&first, &sockets[2]);
+    list[3] = host_address(&second, &sockets[3]);
+    list[0].ai_next = &list[1];
+    assert_false(star_address_pick(list, &address));
+    assert_false(star_address_pick(NULL, &address));
+    assert_int_equal(address.family, 0);
+    list[1].ai_next = &list[2];
+    list[2].ai_next = &list[3];
+    assert_true(star_address_pick(list, &address));
+    assert_string_equal(shown(&address), "127.0.1.1:0");
+    if (!outer_address(&outer))
+        return;
+    list[4] = host_address(&outer, &sockets[4]);
+    list[3].ai_next = &list[4];
+    assert_true(star_address_pick(list, &address));
+    assert_memory_equal(&address, &outer, sizeof(address));
+}
+
+static void test_host_names(void **state)
+{
+    struct job_address address = {0};
+
+    (void)state;
+    if (star_address_choose("localhost", &address, text) < 0)
+        fail_msg("%s", text);
+    assert_true(strcmp(shown(&address), "127.0.0.1:0") == 0 ||
+                strcmp(shown(&address), "[::1]:0") == 0);
 }
 
 static void test_ports(void **state)
@@ -180,10 +240,13 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_texts),       cmocka_unit_test(test_given),
-        cmocka_unit_test(test_given_wrong), cmocka_unit_test(test_ports),
+        cmocka_unit_test(test_given_wrong), cmocka_unit_test(test_host_addresses),
+        cmocka_unit_test(test_host_names),  cmocka_unit_test(test_ports),
         cmocka_unit_test(test_ipv6),        cmocka_unit_test(test_default),
         cmocka_unit_test(test_no_route),
     };
 
+    /* Names that no host has: a machine without network says so within a second. */
+    setenv("RES_OPTIONS", "timeout:1 attempts:1", 1);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
