@@ -10,7 +10,7 @@
  *   inject streams N              of a process on one GPU, at most
  *   inject nccl-... ARGS          of the NCCL part
  *   inject none                   ends injections
- *   streams                       what every stream's head waits for
+ *   streams [made]                what every stream's head waits for; which there are
  *   report | rules | quit
  * Lock held.
  */
@@ -116,6 +116,20 @@ static void dump(struct server *s, FILE *out)
     fputs("ok\n", out);
 }
 
+/* Programs' own streams, not a thread's or a device's. */
+static void list(struct server *s, FILE *out)
+{
+    for (uint32_t i = 0; i < s->stream_count; i++) {
+        const struct stream *stream = s->streams[i];
+
+        if (!stream->closed && !stream->dead && !stream->null && !stream->own)
+            fprintf(out, "stream %u pid %d gpu %d %s priority %d\n", i + 1,
+                    (int)stream->process->pid, stream->gpu,
+                    stream->blocking ? "blocking" : "non-blocking", stream->priority);
+    }
+    fputs("ok\n", out);
+}
+
 bool control_line(struct server *s, char *line, FILE *out)
 {
     char *rest = line, *command = strsep(&rest, " "), *first;
@@ -134,7 +148,10 @@ bool control_line(struct server *s, char *line, FILE *out)
         return true;
     }
     if (!strcmp(command, "streams")) {
-        dump(s, out);
+        if (rest && !strcmp(rest, "made"))
+            list(s, out);
+        else
+            dump(s, out);
         return true;
     }
     first = rest ? strsep(&rest, " ") : NULL;

@@ -79,6 +79,34 @@ def test_jobs_tell_how_streams_are_ordered(where, way="words"):
     assert ordering == way and f"cuda, {way} " in table, table
 
 
+def streams_kept(rank, world, where):
+    job = sealed(rank, world, where, [N], stage=2)
+    job.put(0, [1.0] * N)
+    job.step_end()
+    job.wait_step()
+    flag(where, f"there{rank}")
+    await_flag(where, "seen")
+    job.barrier()
+    job.close()
+
+
+def test_the_engines_streams_are_non_blocking_and_come_first(where, gpus, daemon):
+    """With the greatest priority that the driver offers (-5 here), but for set-up's one per GPU."""
+    ranks = gw.Ranks(2, streams_kept, 2, plain(where))
+    for r in range(2):
+        await_flag(where, f"there{r}")
+    made = [line.split() for line in gpus.control("streams", "made").splitlines()[:-1]]
+    (engine,) = daemon.engines()
+    flag(where, "seen")
+    assert ranks.join(60) == [("ok", None)] * 2
+    for gpu in ("0", "1"):
+        kinds = sorted((kind, int(priority)) for _, _, _, pid, _, on, kind, _, priority in made
+                       if int(pid) == engine and on == gpu)
+        # A lane has two, and there are three lanes.
+        assert len(kinds) >= 1 + 2 * 3, made
+        assert kinds == [("non-blocking", -5)] * (len(kinds) - 1) + [("non-blocking", 0)], made
+
+
 class Gate:
     """A stream that goes on when the host says so."""
 
