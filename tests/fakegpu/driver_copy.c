@@ -99,19 +99,9 @@ CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream 
     return copy_any(to, from, bytes, stream, "cuMemcpyAsync");
 }
 
-CUresult cuMemcpyHtoD(CUdeviceptr to, const void *from, size_t bytes)
-{
-    return copy_now(to, ADDRESS(from), bytes, "cuMemcpyHtoD");
-}
-
 CUresult cuMemcpyDtoH(void *to, CUdeviceptr from, size_t bytes)
 {
     return copy_now(ADDRESS(to), from, bytes, "cuMemcpyDtoH");
-}
-
-CUresult cuMemcpyDtoD(CUdeviceptr to, CUdeviceptr from, size_t bytes)
-{
-    return copy_now(to, from, bytes, "cuMemcpyDtoD");
 }
 
 CUresult cuMemcpyHtoDAsync(CUdeviceptr to, const void *from, size_t bytes, CUstream stream)
@@ -175,11 +165,6 @@ CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t count, CUst
     return fill(to, value, 1, count, stream);
 }
 
-CUresult cuMemsetD16Async(CUdeviceptr to, unsigned short value, size_t count, CUstream stream)
-{
-    return fill(to, value, 2, count, stream);
-}
-
 CUresult cuMemsetD32Async(CUdeviceptr to, unsigned int value, size_t count, CUstream stream)
 {
     return fill(to, value, 4, count, stream);
@@ -188,9 +173,4 @@ CUresult cuMemsetD32Async(CUdeviceptr to, unsigned int value, size_t count, CUst
 CUresult cuMemsetD8(CUdeviceptr to, unsigned char value, size_t count)
 {
     return fill_now(to, value, 1, count, "cuMemsetD8");
-}
-
-CUresult cuMemsetD32(CUdeviceptr to, unsigned int value, size_t count)
-{
-    return fill_now(to, value, 4, count, "cuMemsetD32");
 }

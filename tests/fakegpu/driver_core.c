@@ -363,34 +363,6 @@ CUresult cuDevicePrimaryCtxRelease(CUdevice device)
     return r;
 }
 
-CUresult cuDevicePrimaryCtxReset(CUdevice device)
-{
-    return fg_gpu_of_ordinal(device) < 0 ? CUDA_ERROR_INVALID_DEVICE : CUDA_SUCCESS;
-}
-
-CUresult cuDevicePrimaryCtxSetFlags(CUdevice device, unsigned int flags)
-{
-    (void)flags;
-    return fg_gpu_of_ordinal(device) < 0 ? CUDA_ERROR_INVALID_DEVICE : CUDA_SUCCESS;
-}
-
-CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned int *flags, int *active)
-{
-    int gpu = fg_gpu_of_ordinal(device);
-
-    if (gpu < 0)
-        return CUDA_ERROR_INVALID_DEVICE;
-    *flags = 0;
-    *active = contexts[gpu].retained > 0;
-    return CUDA_SUCCESS;
-}
-
-CUresult cuCtxGetCurrent(CUcontext *context)
-{
-    *context = depth ? stack[depth - 1] : NULL;
-    return core_open();
-}
-
 CUresult cuCtxSetCurrent(CUcontext context)
 {
     CUresult r = core_open();
@@ -426,14 +398,6 @@ CUresult cuCtxPopCurrent(CUcontext *context)
     depth--;
     if (context)
         *context = stack[depth];
-    return CUDA_SUCCESS;
-}
-
-CUresult cuCtxGetDevice(CUdevice *device)
-{
-    if (!depth)
-        return CUDA_ERROR_INVALID_CONTEXT;
-    *device = stack[depth - 1]->ordinal;
     return CUDA_SUCCESS;
 }
 

@@ -46,14 +46,6 @@ CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device)
     return CUDA_SUCCESS;
 }
 
-CUresult cuDeviceGetName(char *name, int size, CUdevice device)
-{
-    if (fg_gpu_of_ordinal(device) < 0)
-        return CUDA_ERROR_INVALID_DEVICE;
-    snprintf(name, (size_t)size, "Fake GPU");
-    return CUDA_SUCCESS;
-}
-
 CUresult cuDeviceTotalMem(size_t *bytes, CUdevice device)
 {
     int gpu = fg_gpu_of_ordinal(device);
@@ -65,16 +57,6 @@ CUresult cuDeviceTotalMem(size_t *bytes, CUdevice device)
     r = core_call(FG_DEVICE, (uint32_t)gpu, ARGS(0), &reply);
     *bytes = reply.v[0];
     return r;
-}
-
-CUresult cuDeviceGetPCIBusId(char *id, int size, CUdevice device)
-{
-    int gpu = fg_gpu_of_ordinal(device);
-
-    if (gpu < 0)
-        return CUDA_ERROR_INVALID_DEVICE;
-    snprintf(id, (size_t)size, "0000:%02x:00.0", gpu + 1);
-    return CUDA_SUCCESS;
 }
 
 static int attribute(CUdevice_attribute which, uint32_t gpu, uint64_t caps)
@@ -150,35 +132,17 @@ CUresult cuDeviceCanAccessPeer(int *can, CUdevice device, CUdevice peer)
     return r;
 }
 
-CUresult cuDeviceGetP2PAttribute(int *value, CUdevice_P2PAttribute which, CUdevice from,
-                                 CUdevice to)
-{
-    CUresult r = cuDeviceCanAccessPeer(value, from, to);
-
-    if (!r && which == CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK)
-        *value = 0;
-    return r;
-}
-
-static CUresult peer(CUcontext context, uint64_t on)
+CUresult cuCtxEnablePeerAccess(CUcontext context, unsigned int flags)
 {
     uint32_t gpu;
     CUresult r = core_context(&gpu);
 
     if (r)
         return r;
-    return context ? core_call(FG_PEER, gpu, ARGS(core_gpu_of(context), on), NULL)
+    if (flags)
+        return CUDA_ERROR_INVALID_VALUE;
+    return context ? core_call(FG_PEER, gpu, ARGS(core_gpu_of(context)), NULL)
                    : CUDA_ERROR_INVALID_CONTEXT;
-}
-
-CUresult cuCtxEnablePeerAccess(CUcontext context, unsigned int flags)
-{
-    return flags ? CUDA_ERROR_INVALID_VALUE : peer(context, 1);
-}
-
-CUresult cuCtxDisablePeerAccess(CUcontext context)
-{
-    return peer(context, 0);
 }
 
 CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest)

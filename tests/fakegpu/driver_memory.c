@@ -136,11 +136,6 @@ CUresult cuMemHostAlloc(void **pointer, size_t bytes, unsigned int flags)
     return CUDA_SUCCESS;
 }
 
-CUresult cuMemAllocHost(void **pointer, size_t bytes)
-{
-    return cuMemHostAlloc(pointer, bytes, 0);
-}
-
 CUresult cuMemFreeHost(void *pointer)
 {
     uint64_t bytes;
@@ -304,18 +299,6 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, vo
     return r;
 }
 
-CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *address)
-{
-    struct fg_reply reply;
-    CUresult r = core_open();
-
-    if (!r)
-        r = core_call(FG_VMM_RETAIN, core_first_gpu(), ARGS(ADDRESS(address)), &reply);
-    if (!r)
-        *handle = reply.v[0];
-    return r;
-}
-
 /* ---- legacy IPC ----------------------------------------------------------------------------- */
 
 static void handle_put(char *reserved, const char *magic, const struct fg_reply *reply)
@@ -466,10 +449,4 @@ CUresult cuPointerGetAttribute(void *data, CUpointer_attribute which, CUdevicept
     if (!r)
         r = core_call(FG_POINTER, core_first_gpu(), ARGS(pointer), &reply);
     return r ? r : attribute(data, which, pointer, &reply);
-}
-
-CUresult cuPointerSetAttribute(const void *value, CUpointer_attribute which, CUdeviceptr pointer)
-{
-    (void)value, (void)pointer;
-    return which == CU_POINTER_ATTRIBUTE_SYNC_MEMOPS ? CUDA_SUCCESS : CUDA_ERROR_NOT_SUPPORTED;
 }

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Streams, events, stream memory operations and host functions. */
-#include <stdlib.h>
 #include <string.h>
 
 #include "tests/fakegpu/driver.h"
@@ -105,57 +104,11 @@ CUresult cuStreamSynchronize(CUstream stream)
     return wait_for(FG_SCOPE_STREAM, core_first_gpu(), fg_stream(stream));
 }
 
-CUresult cuStreamGetPriority(CUstream stream, int *priority)
-{
-    struct fg_reply reply;
-    CUresult r = core_call(FG_STREAM_INFO, core_first_gpu(), ARGS(fg_stream(stream)), &reply);
-
-    if (!r)
-        *priority = (int)(int64_t)reply.v[2];
-    return r;
-}
-
-CUresult cuStreamGetFlags(CUstream stream, unsigned int *flags)
-{
-    struct fg_reply reply;
-    CUresult r = core_call(FG_STREAM_INFO, core_first_gpu(), ARGS(fg_stream(stream)), &reply);
-
-    if (!r)
-        *flags = (unsigned)reply.v[1];
-    return r;
-}
-
-CUresult cuStreamGetDevice(CUstream stream, CUdevice *device)
-{
-    struct fg_reply reply;
-    CUresult r = core_call(FG_STREAM_INFO, core_first_gpu(), ARGS(fg_stream(stream)), &reply);
-
-    if (!r)
-        *device = fg_ordinal_of_gpu((int)reply.v[0]);
-    return r;
-}
-
-CUresult cuStreamGetCtx(CUstream stream, CUcontext *context)
-{
-    struct fg_reply reply;
-    CUresult r = core_call(FG_STREAM_INFO, core_first_gpu(), ARGS(fg_stream(stream)), &reply);
-
-    if (!r)
-        *context = core_context_of((uint32_t)reply.v[0]);
-    return r;
-}
-
 CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned int flags)
 {
     (void)flags;
     return core_call(FG_EVENT_WAIT, core_first_gpu(),
                      ARGS(fg_stream(stream), event_number(event)), NULL);
-}
-
-CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus *status)
-{
-    *status = CU_STREAM_CAPTURE_STATUS_NONE;
-    return fg_stream(stream) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }
 
 /* ---- events --------------------------------------------------------------------------------- */
@@ -186,12 +139,6 @@ CUresult cuEventRecord(CUevent event, CUstream stream)
                      ARGS(fg_stream(stream), event_number(event)), NULL);
 }
 
-CUresult cuEventRecordWithFlags(CUevent event, CUstream stream, unsigned int flags)
-{
-    (void)flags;
-    return cuEventRecord(event, stream);
-}
-
 CUresult cuEventQuery(CUevent event)
 {
     CUresult r = core_call(FG_QUERY, core_first_gpu(),
@@ -219,93 +166,34 @@ CUresult cuEventElapsedTime(float *ms, CUevent start, CUevent end)
 
 /* ---- memory operations ---------------------------------------------------------------------- */
 
-static CUresult memops(CUstream stream, const struct fg_memop *ops, uint32_t count)
+static CUresult memop(CUstream stream, const struct fg_memop *op)
 {
     struct fg_request request = {.kind = FG_MEMOP, .device = core_first_gpu(),
-                                 .payload_bytes = count * (uint32_t)sizeof(*ops)};
+                                 .payload_bytes = (uint32_t)sizeof(*op)};
     CUresult r = core_context(NULL);
 
     if (r)
         return r;
     request.a[0] = fg_stream(stream);
-    return (CUresult)fg_call(&request, ops, NULL);
-}
-
-static CUresult wait_value(CUstream stream, CUdeviceptr address, uint64_t value, uint32_t bytes,
-                           unsigned int flags)
-{
-    struct fg_memop op = {.kind = FG_MEMOP_WAIT, .bytes = bytes, .compare = flags & 3u,
-                          .address = address, .value = value};
-
-    /* Flushing of remote writes is a capability that this GPU does not claim. */
-    return flags & ~3u ? CUDA_ERROR_NOT_SUPPORTED : memops(stream, &op, 1);
-}
-
-static CUresult write_value(CUstream stream, CUdeviceptr address, uint64_t value, uint32_t bytes,
-                            unsigned int flags)
-{
-    struct fg_memop op = {.kind = FG_MEMOP_WRITE, .bytes = bytes, .address = address,
-                          .value = value};
-
-    return flags & ~1u ? CUDA_ERROR_INVALID_VALUE : memops(stream, &op, 1);
+    return (CUresult)fg_call(&request, op, NULL);
 }
 
 CUresult cuStreamWaitValue64(CUstream stream, CUdeviceptr address, cuuint64_t value,
                              unsigned int flags)
 {
-    return wait_value(stream, address, value, 8, flags);
-}
+    struct fg_memop op = {.kind = FG_MEMOP_WAIT, .compare = flags & 3u, .address = address,
+                          .value = value};
 
-CUresult cuStreamWaitValue32(CUstream stream, CUdeviceptr address, cuuint32_t value,
-                             unsigned int flags)
-{
-    return wait_value(stream, address, value, 4, flags);
+    /* Flushing of remote writes is a capability that this GPU does not claim. */
+    return flags & ~3u ? CUDA_ERROR_NOT_SUPPORTED : memop(stream, &op);
 }
 
 CUresult cuStreamWriteValue64(CUstream stream, CUdeviceptr address, cuuint64_t value,
                               unsigned int flags)
 {
-    return write_value(stream, address, value, 8, flags);
-}
+    struct fg_memop op = {.kind = FG_MEMOP_WRITE, .address = address, .value = value};
 
-CUresult cuStreamWriteValue32(CUstream stream, CUdeviceptr address, cuuint32_t value,
-                              unsigned int flags)
-{
-    return write_value(stream, address, value, 4, flags);
-}
-
-CUresult cuStreamBatchMemOp(CUstream stream, unsigned int count, CUstreamBatchMemOpParams *params,
-                            unsigned int flags)
-{
-    struct fg_memop *ops = calloc(count ? count : 1, sizeof(*ops));
-    uint32_t used = 0;
-    CUresult r;
-
-    if (!ops)
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    r = flags || count > 256 ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
-    for (unsigned int i = 0; i < count && !r; i++) {
-        const CUstreamBatchMemOpParams *p = &params[i];
-        bool wide = p->operation == CU_STREAM_MEM_OP_WAIT_VALUE_64 ||
-                    p->operation == CU_STREAM_MEM_OP_WRITE_VALUE_64;
-        bool wait = p->operation == CU_STREAM_MEM_OP_WAIT_VALUE_64 ||
-                    p->operation == CU_STREAM_MEM_OP_WAIT_VALUE_32;
-
-        if (p->operation == CU_STREAM_MEM_OP_BARRIER)
-            continue;
-        if (!wait && p->operation != CU_STREAM_MEM_OP_WRITE_VALUE_64 &&
-            p->operation != CU_STREAM_MEM_OP_WRITE_VALUE_32)
-            r = CUDA_ERROR_NOT_SUPPORTED;
-        /* Both structs lie alike. */
-        ops[used++] = (struct fg_memop){
-            .kind = wait ? FG_MEMOP_WAIT : FG_MEMOP_WRITE, .bytes = wide ? 8 : 4,
-            .compare = wait ? p->waitValue.flags & 3u : 0, .address = p->waitValue.address,
-            .value = wide ? p->waitValue.value64 : p->waitValue.value};
-    }
-    if (!r && used)
-        r = memops(stream, ops, used);
-    free(ops);
-    return r;
+    return flags & ~1u ? CUDA_ERROR_INVALID_VALUE : memop(stream, &op);
 }
 
 /* ---- host functions ------------------------------------------------------------------------- */
@@ -325,14 +213,4 @@ CUresult cuCtxSynchronize(void)
         return r;
     fg_note_sync("cuCtxSynchronize");
     return wait_for(FG_SCOPE_DEVICE, gpu, 0);
-}
-
-CUresult cuLaunchKernel(CUfunction function, unsigned int grid_x, unsigned int grid_y,
-                        unsigned int grid_z, unsigned int block_x, unsigned int block_y,
-                        unsigned int block_z, unsigned int shared_bytes, CUstream stream,
-                        void **params, void **extra)
-{
-    (void)function, (void)grid_x, (void)grid_y, (void)grid_z, (void)block_x, (void)block_y;
-    (void)block_z, (void)shared_bytes, (void)stream, (void)params, (void)extra;
-    return CUDA_ERROR_NOT_SUPPORTED; /* kernels come by the runtime, with names */
 }

@@ -53,10 +53,8 @@ enum fg_kind {
     FG_VMM_ACCESS,    /* address, bytes, 0 none / 1 read / 3 read and write; device */
     FG_VMM_EXPORT,    /* handle -> + fd */
     FG_VMM_IMPORT,    /* + fd -> handle, bytes */
-    FG_VMM_RETAIN,    /* address -> handle */
     FG_STREAM_NEW,    /* flags (1 non-blocking, 2 a thread's own), priority -> stream */
     FG_STREAM_FREE,   /* stream */
-    FG_STREAM_INFO,   /* stream -> device, flags, priority */
     FG_STREAM_NULL,   /* -> the device's NULL stream of this process */
     FG_EVENT_NEW,     /* flags -> event */
     FG_EVENT_FREE,    /* event */
@@ -70,9 +68,9 @@ enum fg_kind {
     FG_LAUNCH,        /* stream, kernel, blocks, threads per block; payload: the argument */
     FG_COPY,          /* stream, to, from, bytes, 0 or GPU + 1 of both contexts: to | from << 8 */
     FG_FILL,          /* stream, to, value, width (1, 2, 4), count */
-    FG_MEMOP,         /* stream; payload: struct fg_memop[] */
+    FG_MEMOP,         /* stream; payload: struct fg_memop */
     FG_HOSTFN,        /* stream, function, argument */
-    FG_PEER,          /* peer device, 1 on / 0 off: access of `device` to the peer's memory */
+    FG_PEER,          /* peer device: `device` may reach its memory from now on */
     FG_SYNC,          /* payload: name of a call that blocks the host or may */
     FG_VIOLATION,     /* payload: rule, space, text */
     FG_NCCL_FIRST = 1000, /* these belong to the NCCL double: nccl_*.h */
@@ -88,9 +86,9 @@ enum { FG_HELLO_NO_LEAKS = 1 }; /* leaks of this process are not reported */
 enum { FG_MEMOP_WAIT, FG_MEMOP_WRITE };
 enum { FG_WAIT_GEQ, FG_WAIT_EQ, FG_WAIT_AND, FG_WAIT_NOR };
 
-struct fg_memop {
-    uint32_t kind, bytes; /* FG_MEMOP_*; 4 or 8 */
-    uint32_t compare, reserved;
+struct fg_memop { /* of a 64-bit word */
+    uint32_t kind;    /* FG_MEMOP_* */
+    uint32_t compare; /* FG_WAIT_* */
     uint64_t address, value;
 };
 

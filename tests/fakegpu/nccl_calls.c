@@ -46,22 +46,10 @@ ncclResult_t ncclAllGather(const void *send, void *recv, size_t count, ncclDataT
     return call_make(FGN_ALL_GATHER, send, recv, count, type, ncclSum, 0, comm, stream);
 }
 
-ncclResult_t ncclAlltoAll(const void *send, void *recv, size_t count, ncclDataType_t type,
-                          ncclComm_t comm, cudaStream_t stream)
-{
-    return call_make(FGN_ALL_TO_ALL, send, recv, count, type, ncclSum, 0, comm, stream);
-}
-
 ncclResult_t ncclBroadcast(const void *send, void *recv, size_t count, ncclDataType_t type,
                            int root, ncclComm_t comm, cudaStream_t stream)
 {
     return call_make(FGN_BROADCAST, send, recv, count, type, ncclSum, root, comm, stream);
-}
-
-ncclResult_t ncclBcast(void *buffer, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
-                       cudaStream_t stream)
-{
-    return ncclBroadcast(buffer, buffer, count, type, root, comm, stream);
 }
 
 ncclResult_t ncclReduce(const void *send, void *recv, size_t count, ncclDataType_t type,

@@ -202,14 +202,6 @@ ncclResult_t ncclCommInitRank(ncclComm_t *ret_comm, int ranks, ncclUniqueId id, 
     return ncclCommInitRankConfig(ret_comm, ranks, id, rank, NULL);
 }
 
-ncclResult_t ncclCommInitRankScalable(ncclComm_t *ret_comm, int ranks, int rank, int id_count,
-                                      ncclUniqueId *ids, ncclConfig_t *config)
-{
-    if (!ids || id_count < 1)
-        return nccl_error(ncclInvalidArgument, "no unique id");
-    return ncclCommInitRankConfig(ret_comm, ranks, ids[0], rank, config);
-}
-
 ncclResult_t ncclCommInitAll(ncclComm_t *comms, int count, const int *devices)
 {
     ncclUniqueId id;
@@ -385,11 +377,6 @@ static ncclResult_t comm_get(struct ncclComm *comm, const int *from, int *ret_va
 ncclResult_t ncclCommCount(const ncclComm_t comm, int *ret_count)
 {
     return comm_get(comm, comm ? &comm->ranks : NULL, ret_count, "ncclCommCount");
-}
-
-ncclResult_t ncclCommCuDevice(const ncclComm_t comm, int *ret_device)
-{
-    return comm_get(comm, comm ? &comm->device : NULL, ret_device, "ncclCommCuDevice");
 }
 
 ncclResult_t ncclCommUserRank(const ncclComm_t comm, int *ret_rank)

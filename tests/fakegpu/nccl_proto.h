@@ -52,7 +52,6 @@ enum fgn_call_kind {
     FGN_ALL_GATHER,
     FGN_BROADCAST,
     FGN_REDUCE,
-    FGN_ALL_TO_ALL,
     FGN_SEND,
     FGN_RECV,
     FGN_CALL_KINDS,
@@ -80,7 +79,7 @@ struct fgn_call {
     uint64_t comm, stream;
     uint32_t kind, type, op;
     uint32_t root;  /* or peer */
-    uint64_t count; /* as NCCL counts it: per rank for reduce-scatter, all-gather, all-to-all */
+    uint64_t count; /* as NCCL counts it: per rank for reduce-scatter and all-gather */
     uint64_t send, recv; /* 0: not used by this rank */
 };
 

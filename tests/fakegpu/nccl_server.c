@@ -12,7 +12,7 @@ const char *call_name(uint32_t kind)
 {
     static const char *const names[FGN_CALL_KINDS] = {
         "ncclAllReduce", "ncclReduceScatter", "ncclAllGather", "ncclBroadcast",
-        "ncclReduce",    "ncclAlltoAll",      "ncclSend",      "ncclRecv",
+        "ncclReduce",    "ncclSend",          "ncclRecv",
     };
 
     return kind < FGN_CALL_KINDS ? names[kind] : "an unknown call";

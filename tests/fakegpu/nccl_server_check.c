@@ -94,8 +94,6 @@ static bool in_place(const struct member *member, const struct fgn_call *call)
         return call->recv == call->send + slice;
     case FGN_ALL_GATHER:
         return call->send == call->recv + slice;
-    case FGN_ALL_TO_ALL:
-        return false;
     default:
         return call->send == call->recv;
     }

@@ -191,7 +191,7 @@ static bool needs_no_ctas(const struct plan *plan)
         const struct fgn_call *call = &plan->calls[i];
         uint64_t bytes = call->count * fgn_type_bytes(call->type);
 
-        if ((call->kind != FGN_ALL_GATHER && call->kind != FGN_ALL_TO_ALL) ||
+        if (call->kind != FGN_ALL_GATHER ||
             !in_symmetric_window(member, call->send, bytes) ||
             !in_symmetric_window(member, call->recv, bytes * member->clique->ranks))
             return false;

@@ -42,7 +42,7 @@ uint64_t ring_send_bytes(uint32_t kind, uint64_t count, uint32_t type, uint32_t 
 
     if (kind == FGN_RECV)
         return 0;
-    return kind == FGN_REDUCE_SCATTER || kind == FGN_ALL_TO_ALL ? bytes * ranks : bytes;
+    return kind == FGN_REDUCE_SCATTER ? bytes * ranks : bytes;
 }
 
 uint64_t ring_recv_bytes(uint32_t kind, uint64_t count, uint32_t type, uint32_t ranks)
@@ -51,7 +51,7 @@ uint64_t ring_recv_bytes(uint32_t kind, uint64_t count, uint32_t type, uint32_t 
 
     if (kind == FGN_SEND)
         return 0;
-    return kind == FGN_ALL_GATHER || kind == FGN_ALL_TO_ALL ? bytes * ranks : bytes;
+    return kind == FGN_ALL_GATHER ? bytes * ranks : bytes;
 }
 
 /* ---- types ----------------------------------------------------------------------------------- */
@@ -317,10 +317,6 @@ static void run_part(const struct ring *ring, uint32_t part)
         break;
     case FGN_BROADCAST: /* part: to whom */
         memmove(ring->recv[part], ring->send[ring->root], bytes);
-        break;
-    case FGN_ALL_TO_ALL:
-        for (uint32_t to = 0; to < n; to++)
-            memmove(ring->recv[to] + bytes * part, ring->send[part] + bytes * to, bytes);
         break;
     default:
         break;

@@ -92,11 +92,6 @@ cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr which, int de
     return runtime_result(cuDeviceGetAttribute(value, (CUdevice_attribute)which, device));
 }
 
-cudaError_t cudaDeviceGetPCIBusId(char *id, int size, int device)
-{
-    return runtime_result(cuDeviceGetPCIBusId(id, size, device));
-}
-
 cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer)
 {
     return runtime_result(cuDeviceCanAccessPeer(can, device, peer));
@@ -128,16 +123,6 @@ cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned int flags)
     return flags ? runtime_result(CUDA_ERROR_INVALID_VALUE) : with_peer(peer, peer_on);
 }
 
-cudaError_t cudaDeviceDisablePeerAccess(int peer)
-{
-    return with_peer(peer, cuCtxDisablePeerAccess);
-}
-
-cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest)
-{
-    RUN(cuCtxGetStreamPriorityRange(least, greatest));
-}
-
 cudaError_t cudaDeviceSynchronize(void)
 {
     RUN(cuCtxSynchronize());
@@ -148,18 +133,6 @@ cudaError_t cudaDeviceReset(void)
     return runtime_ready();
 }
 
-cudaError_t cudaInitDevice(int device, unsigned int device_flags, unsigned int flags)
-{
-    (void)device_flags, (void)flags;
-    return fg_gpu_of_ordinal(device) >= 0 ? cudaSuccess : runtime_result(CUDA_ERROR_INVALID_DEVICE);
-}
-
-cudaError_t cudaSetDeviceFlags(unsigned int flags)
-{
-    (void)flags;
-    return cudaSuccess;
-}
-
 /* ---- errors --------------------------------------------------------------------------------- */
 
 cudaError_t cudaGetLastError(void)
@@ -168,11 +141,6 @@ cudaError_t cudaGetLastError(void)
 
     last_error = cudaSuccess;
     return error;
-}
-
-cudaError_t cudaPeekAtLastError(void)
-{
-    return last_error;
 }
 
 const char *cudaGetErrorString(cudaError_t error)

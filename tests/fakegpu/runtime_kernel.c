@@ -192,11 +192,6 @@ cudaError_t cudaLaunchKernel(const void *stub, dim3 grid, dim3 block, void **arg
     RUN(launch(find(stub), grid, block, args, stream));
 }
 
-cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *stub, void **args)
-{
-    RUN(launch(find(stub), config->gridDim, config->blockDim, args, config->stream));
-}
-
 cudaError_t __cudaGetKernel(cudaKernel_t *kernel, const void *stub)
 {
     *kernel = (cudaKernel_t)find(stub);
@@ -221,22 +216,5 @@ cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attributes, const v
     attributes->numRegs = 32;
     attributes->binaryVersion = 90;
     attributes->ptxVersion = 90;
-    return cudaSuccess;
-}
-
-cudaError_t cudaFuncSetAttribute(const void *stub, enum cudaFuncAttribute which, int value)
-{
-    (void)which, (void)value;
-    return find(stub) ? cudaSuccess
-                      : runtime_result((CUresult)cudaErrorInvalidDeviceFunction);
-}
-
-cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, const void *stub,
-                                                          int block_size, size_t shared)
-{
-    (void)shared;
-    if (!find(stub) || block_size <= 0)
-        return runtime_result(CUDA_ERROR_INVALID_VALUE);
-    *blocks = 2048 / block_size;
     return cudaSuccess;
 }

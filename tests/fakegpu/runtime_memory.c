@@ -35,11 +35,6 @@ cudaError_t cudaMallocHost(void **pointer, size_t bytes)
     RUN(cuMemHostAlloc(pointer, bytes, 0));
 }
 
-cudaError_t cudaHostAlloc(void **pointer, size_t bytes, unsigned int flags)
-{
-    RUN(cuMemHostAlloc(pointer, bytes, flags));
-}
-
 cudaError_t cudaFreeHost(void *pointer)
 {
     RUN(cuMemFreeHost(pointer));
@@ -86,15 +81,6 @@ static void attributes(struct cudaPointerAttributes *a, CUdeviceptr pointer)
         a->hostPointer = (void *)(uintptr_t)pointer;
 }
 
-cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *a, const void *pointer)
-{
-    cudaError_t r = runtime_ready();
-
-    if (!r)
-        attributes(a, ADDRESS(pointer));
-    return r;
-}
-
 /* ---- copies and fills ----------------------------------------------------------------------- */
 
 /* The kind must be what the pointers are. */
@@ -134,14 +120,6 @@ cudaError_t cudaMemcpyPeerAsync(void *to, int to_device, const void *from, int f
     if (fg_gpu_of_ordinal(to_device) < 0 || fg_gpu_of_ordinal(from_device) < 0)
         return runtime_result(CUDA_ERROR_INVALID_DEVICE);
     RUN(cuMemcpyAsync(ADDRESS(to), ADDRESS(from), bytes, stream));
-}
-
-cudaError_t cudaMemcpyPeer(void *to, int to_device, const void *from, int from_device,
-                           size_t bytes)
-{
-    if (fg_gpu_of_ordinal(to_device) < 0 || fg_gpu_of_ordinal(from_device) < 0)
-        return runtime_result(CUDA_ERROR_INVALID_DEVICE);
-    RUN(cuMemcpy(ADDRESS(to), ADDRESS(from), bytes));
 }
 
 cudaError_t cudaMemset(void *to, int value, size_t bytes)

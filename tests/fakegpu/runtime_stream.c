@@ -2,11 +2,6 @@
 /* Streams, events, host functions. */
 #include "tests/fakegpu/runtime.h"
 
-cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned int flags, int priority)
-{
-    RUN(cuStreamCreateWithPriority(stream, flags, priority));
-}
-
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned int flags)
 {
     RUN(cuStreamCreateWithPriority(stream, flags, 0));
@@ -37,26 +32,6 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
     RUN(cuStreamWaitEvent(stream, event, flags));
 }
 
-cudaError_t cudaStreamGetPriority(cudaStream_t stream, int *priority)
-{
-    RUN(cuStreamGetPriority(stream, priority));
-}
-
-cudaError_t cudaStreamGetFlags(cudaStream_t stream, unsigned int *flags)
-{
-    RUN(cuStreamGetFlags(stream, flags));
-}
-
-cudaError_t cudaStreamGetDevice(cudaStream_t stream, int *device)
-{
-    RUN(cuStreamGetDevice(stream, device));
-}
-
-cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus *status)
-{
-    RUN(cuStreamIsCapturing(stream, (CUstreamCaptureStatus *)status));
-}
-
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned int flags)
 {
     RUN(cuEventCreate(event, flags));
@@ -74,12 +49,6 @@ cudaError_t cudaEventDestroy(cudaEvent_t event)
 
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
 {
-    RUN(cuEventRecord(event, stream));
-}
-
-cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned int flags)
-{
-    (void)flags;
     RUN(cuEventRecord(event, stream));
 }
 

@@ -133,11 +133,11 @@ static void fill(struct server *s, struct call *c, struct stream *stream)
 
 static int memop_check(struct server *s, struct call *c, const struct fg_memop *memop)
 {
-    const struct map *map = map_find(s, c->process, memop->address, memop->bytes, false);
+    const struct map *map = map_find(s, c->process, memop->address, 8, false);
 
-    if (!map || memop->address % memop->bytes) {
-        violation(s, RULE_memop_address, c->process, "%s of %u bytes at %llx",
-                  memop->kind == FG_MEMOP_WAIT ? "wait" : "write", memop->bytes,
+    if (!map || memop->address % 8) {
+        violation(s, RULE_memop_address, c->process, "%s at %llx",
+                  memop->kind == FG_MEMOP_WAIT ? "wait" : "write",
                   (unsigned long long)memop->address);
         return E_INVALID_VALUE;
     }
@@ -149,32 +149,32 @@ static int memop_check(struct server *s, struct call *c, const struct fg_memop *
     return E_OK;
 }
 
-static void memops(struct server *s, struct call *c, struct stream *stream)
+static void memop(struct server *s, struct call *c, struct stream *stream)
 {
-    uint32_t count = c->q->payload_bytes / (uint32_t)sizeof(struct fg_memop);
     struct fg_memop memop;
     struct op *op;
 
     if (s->no_memops || s->inject.no_memops) {
-        violation(s, RULE_memops_missing, c->process, "%u operation(s)", count);
+        violation(s, RULE_memops_missing, c->process, "an operation on stream %u",
+                  stream->index + 1);
         c->reply.error = E_NOT_SUPPORTED;
         return;
     }
-    for (uint32_t i = 0; i < count && !c->reply.error; i++) {
-        memcpy(&memop, (const char *)c->payload + i * sizeof(memop), sizeof(memop));
-        c->reply.error = memop.bytes == 4 || memop.bytes == 8 ? memop_check(s, c, &memop)
-                                                              : E_INVALID_VALUE;
+    if (c->q->payload_bytes != sizeof(memop)) {
+        c->reply.error = E_INVALID_VALUE;
+        return;
     }
-    for (uint32_t i = 0; i < count && !c->reply.error; i++) {
-        memcpy(&memop, (const char *)c->payload + i * sizeof(memop), sizeof(memop));
-        op = op_for(s, c, stream, memop.kind == FG_MEMOP_WAIT ? OP_WAIT : OP_WRITE);
-        if (!op)
-            return;
-        op->u.memop = memop;
-        op_submit(s, op);
-        s->counts.waits += memop.kind == FG_MEMOP_WAIT;
-        s->counts.writes += memop.kind == FG_MEMOP_WRITE;
-    }
+    memcpy(&memop, c->payload, sizeof(memop));
+    c->reply.error = memop_check(s, c, &memop);
+    if (c->reply.error)
+        return;
+    op = op_for(s, c, stream, memop.kind == FG_MEMOP_WAIT ? OP_WAIT : OP_WRITE);
+    if (!op)
+        return;
+    op->u.memop = memop;
+    op_submit(s, op);
+    s->counts.waits += memop.kind == FG_MEMOP_WAIT;
+    s->counts.writes += memop.kind == FG_MEMOP_WRITE;
 }
 
 static void hostfn(struct server *s, struct call *c, struct stream *stream)
@@ -206,7 +206,7 @@ void enqueue_request(struct server *s, struct call *c)
         fill(s, c, stream);
         break;
     case FG_MEMOP:
-        memops(s, c, stream);
+        memop(s, c, stream);
         break;
     default:
         hostfn(s, c, stream);

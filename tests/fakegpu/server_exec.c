@@ -210,19 +210,14 @@ static void run_kernel(struct server *s, struct op *op)
 bool wait_satisfied(struct server *s, const struct op *op)
 {
     const struct fg_memop *memop = &op->u.memop;
-    const struct map *map = map_find(s, op->stream->process, memop->address, memop->bytes, false);
+    const struct map *map = map_find(s, op->stream->process, memop->address, 8, false);
     uint64_t word;
     int64_t distance;
 
     if (!map)
         return true; /* told when it runs */
-    if (memop->bytes == 8) {
-        word = atomic_load((_Atomic uint64_t *)map_pointer(map, memop->address));
-        distance = (int64_t)(word - memop->value);
-    } else {
-        word = atomic_load((_Atomic uint32_t *)map_pointer(map, memop->address));
-        distance = (int32_t)((uint32_t)word - (uint32_t)memop->value);
-    }
+    word = atomic_load((_Atomic uint64_t *)map_pointer(map, memop->address));
+    distance = (int64_t)(word - memop->value);
     switch (memop->compare) {
     case FG_WAIT_GEQ: /* cyclic, as documented */
         return distance >= 0;
@@ -231,14 +226,14 @@ bool wait_satisfied(struct server *s, const struct op *op)
     case FG_WAIT_AND:
         return (word & memop->value) != 0;
     default:
-        return (word | memop->value) != (memop->bytes == 8 ? UINT64_MAX : UINT32_MAX);
+        return (word | memop->value) != UINT64_MAX;
     }
 }
 
 static void run_memop(struct server *s, struct op *op)
 {
     const struct fg_memop *memop = &op->u.memop;
-    const struct map *map = map_find(s, op->stream->process, memop->address, memop->bytes, false);
+    const struct map *map = map_find(s, op->stream->process, memop->address, 8, false);
 
     if (!map) {
         violation(s, RULE_use_after_free, op->stream->process,
@@ -252,11 +247,7 @@ static void run_memop(struct server *s, struct op *op)
         return;
     }
     word_released(s, op, map, memop->address, memop->value);
-    if (memop->bytes == 8)
-        atomic_store((_Atomic uint64_t *)map_pointer(map, memop->address), memop->value);
-    else
-        atomic_store((_Atomic uint32_t *)map_pointer(map, memop->address),
-                     (uint32_t)memop->value);
+    atomic_store((_Atomic uint64_t *)map_pointer(map, memop->address), memop->value);
 }
 
 static void run_record(struct op *op)

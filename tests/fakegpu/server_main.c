@@ -124,7 +124,7 @@ static void dispatch(struct server *s, struct call *c)
         memory_request(s, c);
     else if (kind >= FG_IPC_EXPORT && kind <= FG_IPC_CLOSE)
         ipc_request(s, c);
-    else if (kind >= FG_VMM_CREATE && kind <= FG_VMM_RETAIN)
+    else if (kind >= FG_VMM_CREATE && kind <= FG_VMM_IMPORT)
         vmm_request(s, c);
     else if ((kind >= FG_STREAM_NEW && kind <= FG_STREAM_NULL) || kind == FG_QUERY)
         stream_request(s, c);

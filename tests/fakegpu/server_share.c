@@ -400,24 +400,13 @@ static void vmm_import(struct server *s, struct call *c)
     }
 }
 
-static void vmm_retain(struct server *s, struct call *c)
-{
-    struct map *map = map_find(s, c->process, c->q->a[0], 1, false);
-
-    c->reply.error = E_INVALID_VALUE;
-    if (!map || map->kind != MAP_VMM)
-        return;
-    c->reply.v[0] = handle_add(s, c->process, map->phys);
-    c->reply.error = c->reply.v[0] ? E_OK : E_OUT_OF_MEMORY;
-}
-
 void vmm_request(struct server *s, struct call *c)
 {
     static void (*const table[])(struct server *s, struct call *c) = {
         [FG_VMM_CREATE] = vmm_create, [FG_VMM_RELEASE] = vmm_release,
         [FG_VMM_RESERVE] = vmm_reserve, [FG_VMM_UNRESERVE] = vmm_unreserve,
         [FG_VMM_MAP] = vmm_map, [FG_VMM_UNMAP] = vmm_unmap, [FG_VMM_ACCESS] = vmm_access,
-        [FG_VMM_EXPORT] = vmm_export, [FG_VMM_IMPORT] = vmm_import, [FG_VMM_RETAIN] = vmm_retain,
+        [FG_VMM_EXPORT] = vmm_export, [FG_VMM_IMPORT] = vmm_import,
     };
 
     table[c->q->kind](s, c);

@@ -231,19 +231,6 @@ static void stream_destroy(struct server *s, struct call *c)
     stream->closed = true; /* what is queued still runs */
 }
 
-static void stream_info(struct server *s, struct call *c)
-{
-    const struct stream *stream = stream_find(s, c->process, c->q->a[0]);
-
-    if (!stream || stream->closed) {
-        c->reply.error = E_INVALID_HANDLE;
-        return;
-    }
-    c->reply.v[0] = (uint64_t)stream->gpu;
-    c->reply.v[1] = !stream->blocking;
-    c->reply.v[2] = (uint64_t)(int64_t)stream->priority;
-}
-
 static bool busy(const struct stream *stream)
 {
     return stream->head != NULL;
@@ -283,9 +270,6 @@ void stream_request(struct server *s, struct call *c)
         break;
     case FG_STREAM_FREE:
         stream_destroy(s, c);
-        break;
-    case FG_STREAM_INFO:
-        stream_info(s, c);
         break;
     case FG_STREAM_NULL:
         stream = stream_null(s, c->process, (int)c->q->device);

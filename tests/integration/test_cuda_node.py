@@ -3,6 +3,8 @@
 """Nodes that lack something: no driver, no plug-in. And what the plug-in asks of CUDA and NCCL:
 nothing that the doubles do not have, and nothing that the real headers do not declare.
 """
+import ctypes
+import functools
 import os
 import pathlib
 import re
@@ -98,6 +100,24 @@ def of_cuda(names):
     return {n for n in names if re.match(r"(__cuda|cuda|nccl|cu[A-Z])", n)}
 
 
+LIBRARIES = ("libcudart.so.13", "libcuda.so.1", "libnccl.so.2")
+
+
+def unversioned(names):
+    """As cuda.h, its macros apart, and callers write them."""
+    return {re.sub(r"(_v[0-9]+)?(@.*)?$", "", n) for n in names}
+
+
+def driver_names():
+    """What the plug-in and the client library ask the driver for at run time, by name."""
+    names = set()
+    for header in ("daemon/device/cuda/driver.h", "client/cuda/driver.h"):
+        found = re.findall(r"\bCALL\((cu\w+)", (SOURCE / header).read_text())
+        assert len(found) > 20, header
+        names |= set(found)
+    return names
+
+
 @pytest.mark.no_gpus
 def test_the_doubles_have_what_the_plug_in_asks_for_under_the_same_versions():
     wanted = of_cuda(symbols(PLUGIN, "--undefined-only"))
@@ -111,10 +131,50 @@ def test_the_doubles_have_what_the_plug_in_asks_for_under_the_same_versions():
     assert all("@" in n for n in wanted if not n.startswith("nccl")), wanted
 
 
+@pytest.mark.no_gpus
+def test_the_doubles_find_every_driver_call_by_name():
+    there = unversioned(symbols(DOUBLES / "libcuda.so.1", "--defined-only"))
+    assert driver_names() <= there
+    find = ctypes.CDLL(str(DOUBLES / "libcudart.so.13")).cudaGetDriverEntryPointByVersion
+    for name in sorted(driver_names()):
+        entry, status = ctypes.c_void_p(), ctypes.c_int(-1)
+        code = find(name.encode(), ctypes.byref(entry), ctypes.c_uint(13000),
+                    ctypes.c_ulonglong(0), ctypes.byref(status))
+        assert (code, status.value) == (0, 0) and entry.value, name
+
+
+def callers():
+    """Text, without comments, of all that may call CUDA or NCCL: what is shipped, and tests. Not of
+    the doubles themselves, nor of this file."""
+    files = [f for d in ("daemon", "client", "tests/gpu", "tests/integration")
+             for f in (SOURCE / d).rglob("*") if f.suffix in (".c", ".h", ".cu", ".py")]
+    files += [f for f in (SOURCE / "tests/fakegpu").iterdir() if re.match(
+        r"(cases_|test_|kernels_test|device_kit|fabric_kit|alone)", f.name)]
+    text = "\n".join(f.read_text() for f in files if f != pathlib.Path(__file__))
+    return re.sub(r"/\*.*?\*/|//[^\n]*", "", text, flags=re.S)
+
+
+@pytest.mark.no_gpus
+def test_the_doubles_have_nothing_that_nobody_calls():
+    """Or another double is built on, or the output of nvcc calls: that is what crt/ declares."""
+    called = set(re.findall(r"\b(?:cuda|cu[A-Z]|nccl)\w*", callers()))
+    of_nvcc = set(re.findall(r"\b__cuda\w+", headers()))
+    for library in LIBRARIES:
+        used = unversioned(called) | of_nvcc
+        for other in LIBRARIES:
+            if other != library:
+                used |= unversioned(symbols(DOUBLES / other, "--undefined-only"))
+        there = unversioned(of_cuda(symbols(DOUBLES / library, "--defined-only")))
+        assert len(there) > 20, library
+        assert sorted(there - used) == [], library
+
+
+@functools.cache
 def headers():
     """Text of those that the build compiles with."""
     commands = (BUILD / "build.ninja").read_text()
-    names = ("cuda_runtime_api.h", "cuda.h", "nccl.h", "crt/host_runtime.h")
+    names = ("cuda_runtime_api.h", "cuda.h", "nccl.h", "crt/host_runtime.h",
+             "crt/device_functions.h")
     places = {pathlib.Path(p) for p in re.findall(r"-isystem (\S+)", commands)}
     return "".join((place / name).read_text(errors="replace") for place in places
                    for name in names if (place / name).is_file())
@@ -129,5 +189,4 @@ def test_the_real_headers_declare_what_the_plug_in_asks_for():
     lacking = {n for n in wanted if not n.startswith("__cuda") and
                not re.search(rf"\b{re.sub('_v[0-9]+$', '', n)}\b", text)}
     assert not lacking
-    calls = re.findall(r"CALL\((\w+)", (SOURCE / "daemon/device/cuda/driver.h").read_text())
-    assert not {n for n in calls if not re.search(rf"\b{n}\b", text)}
+    assert not {n for n in driver_names() if not re.search(rf"\b{n}\b", text)}
