@@ -147,6 +147,8 @@ def r03_rank(rank, world, where, overlap_off, steps, link):
 
 
 def test_r03_slow_reductions_give_the_same_bits_with_and_without_overlap(where, tmp_path):
+    """64 tensors and 100 repeats on the host. 10 repeats across nodes, whose starts take long; and on
+    doubles, where each kernel and copy does, of 8 tensors."""
     # A bucket's ring bytes are 16 KiB: at 16 MiB/s a reduction takes 1 ms, far longer than the
     # producer takes for a bucket.
     few = gw.on_cuda() or isinstance(where["socket"], gw.Spread)
@@ -729,6 +731,8 @@ def t08_rank(rank, where, fork):
 @pytest.mark.one_node("of that node's memory")
 @pytest.mark.parametrize("fork, rounds", [(False, 3 if gw.on_cuda() else 25), (True, 3)])
 def test_t08_memory_is_back_after_each_killed_client(where, daemon, gpus, fork, rounds):
+    """All 100 kills on the host; on doubles, where a start takes far longer, 12 with each seed. And
+    12 with a child that outlives the rank."""
     base = memory(daemon, gpus)
     for i in range(rounds):
         ranks = gw.Ranks(4, _t08_offset, where, 4 * i, fork)
