@@ -147,8 +147,8 @@ def r03_rank(rank, world, where, overlap_off, steps, link):
 
 
 def test_r03_slow_reductions_give_the_same_bits_with_and_without_overlap(where, tmp_path):
-    """64 tensors and 100 repeats on the host. 10 repeats across nodes, whose starts take long; and on
-    doubles, where each kernel and copy does, of 8 tensors."""
+    """64 tensors and 100 repeats on the host; 10 repeats across nodes and on doubles, and there of
+    8 tensors, for each of their kernels and copies takes long."""
     # A bucket's ring bytes are 16 KiB: at 16 MiB/s a reduction takes 1 ms, far longer than the
     # producer takes for a bucket.
     few = gw.on_cuda() or isinstance(where["socket"], gw.Spread)
