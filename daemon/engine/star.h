@@ -58,7 +58,8 @@ struct star_config {
     uv_loop_t *loop;
     const uint8_t *secret; /* JOB_ID_SECRET_BYTES; copied into locked memory */
     /* Root: where to listen: an interface's name, an address, this node's name as a host, or
-     * NULL: the address that a default route would use, else loopback's. Ports first..last; 0, 0: any. */
+     * NULL: the address that a default route would use, else loopback's. Ports first..last; 0, 0:
+     * any. */
     const char *interface;
     uint16_t port_first, port_last;
     uint64_t beat_ns, lost_ns;   /* 0: the defaults; else 1 ms or more, and 4 beats or more */
@@ -66,7 +67,8 @@ struct star_config {
     struct star_callbacks callbacks;
 };
 
-/* Listens; *ret_address: for the id. GW_E_NOT_FOUND: no such interface or host, or without an address;
+/* Listens; *ret_address: for the id. GW_E_NOT_FOUND: no such interface or host, or without an
+ * address;
  * GW_E_LIMIT: no port of the range is free; text says which and what to do. */
 int star_root(const struct star_config *config, struct star **ret_star,
               struct job_address *ret_address, char text[GW_TEXT_MAX + 1]);
