@@ -64,8 +64,8 @@ TAKE(take_reduce_scatter)
     if (value->on)
         SAY(DEEPSPEED_SUPPORTED, "stages 1 to 3: one true reduce-scatter per bucket");
     else
-        SAY(DEEPSPEED_REJECTED, "stages 1 to 3 always reduce-scatter: the same values as all-reduce "
-                                "for half the bytes");
+        SAY(DEEPSPEED_REJECTED, "stages 1 to 3 always reduce-scatter: the same values as "
+                                "all-reduce for half the bytes");
     return 0;
 }
 
