@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Every interleaving of small worlds (explore.h): 2 or 3 ranks, three buckets, all stages, both
+ * Every interleaving of small worlds (explore.h): 2 to 4 ranks, three buckets, all stages, both
  * modes of accumulation, clients on the host and with streams. The states visited are printed.
  *
- * No symmetry of ranks is used: rank 0 records the order of launches, and each rank owns other
- * slices, so that no two states are the same but for their ranks' names.
+ * In worlds of three ranks and more, states that differ in names of ranks only count once
+ * (symmetry.h): rank 0 records the order of launches, so that is ranks 1 and 2 changing places, and
+ * all orders of 1 to 3.
  *
  * ctest: timeout=400 link=gw_sim
  */
@@ -13,6 +14,8 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include <cmocka.h>
 
@@ -22,6 +25,12 @@
 static const struct layout_param three[] = {
     SIM_PARAM("a0", "a", 1), SIM_PARAM("a1", "a", 1), SIM_PARAM("b", "b", 2),
     SIM_PARAM("c", "c", 1)};
+
+/* A slice for each rank in every bucket, all alike. */
+static const struct layout_param thirds[] = {
+    SIM_PARAM("a", "a", 3), SIM_PARAM("b", "b", 3), SIM_PARAM("c", "c", 3)};
+static const struct layout_param quarters[] = {
+    SIM_PARAM("a", "a", 4), SIM_PARAM("b", "b", 4), SIM_PARAM("c", "c", 4)};
 
 /* Two groups of both ranks, in other orders: neither waits for the other. */
 static const uint32_t turned[] = {1, 0};
@@ -48,17 +57,13 @@ struct world {
 #define LOCAL GW_ACCUMULATE_LOCAL
 #define SHARD GW_ACCUMULATE_SHARD
 
-static void explore_world(const struct world *world)
+static struct sim_plan plan_of(const struct world *world)
 {
-    struct sim_plan plan =
-        sim_plan_default(1, world->stage, world->ranks, three, world->params);
-    struct explore explore = {.plan = &plan,
-                              .reports = world->reports,
-                              .losses = world->losses,
-                              .ahead = 2,
-                              .states_max = 60000};
+    const struct layout_param *even = world->ranks == 3 ? thirds : quarters;
+    struct sim_plan plan = sim_plan_default(world->ranks - 1, world->stage, world->ranks,
+                                            world->ranks > 2 ? even : three, world->params);
 
-    plan.seal.bucket_bytes = 8;
+    plan.seal.bucket_bytes = world->ranks > 2 ? 4 * world->ranks : 8;
     if (world->list)
         plan.params = world->list;
     plan.groups = groups;
@@ -75,12 +80,26 @@ static void explore_world(const struct world *world)
     plan.narrow = world->narrow;
     plan.unused = world->unused;
     plan.config.device = world->streams ? GW_DEVICE_CUDA : GW_DEVICE_HOST;
+    return plan;
+}
+
+static void explore_world(const struct world *world)
+{
+    struct sim_plan plan = plan_of(world);
+    struct explore explore = {.plan = &plan,
+                              .reports = world->reports,
+                              .losses = world->losses,
+                              .ahead = 2,
+                              .states_max = 60000};
+
     explore_run(&explore);
     printf("stage %u %s, %u ranks, %u steps of %u, %s%s: %u states, %u edges, %u ends, depth %u",
            world->stage, world->accumulate == LOCAL ? "local" : "shard", world->ranks,
            world->steps, world->micro_steps, world->what,
            world->narrow ? ", streams, one queue" : world->streams ? ", streams" : "",
            explore.states, explore.edges, explore.ends, explore.depth);
+    if (explore.renamings > 1)
+        printf(", for %u with ranks told apart", explore.all);
     if (world->losses)
         printf(", %u losses (%u torn)", explore.went_on + explore.torn, explore.torn);
     printf("\n");
@@ -89,6 +108,7 @@ static void explore_world(const struct world *world)
     assert_true(explore.ends > 0);
     /* Nearly every state is reached in several ways: else the dump would tell too much apart. */
     assert_true(explore.merges > explore.states / 4);
+    free(explore.keys);
 }
 
 static void explore_all(const struct world *worlds, size_t count)
@@ -110,13 +130,114 @@ static void test_gradients_and_updates(void **state)
         {"updates", 2, SHARD, 2, 1, 4, 1, .ring_slots = 3},
         {"updates", 3, LOCAL, 2, 2, 4, 1, .ring_slots = 3},
         {"updates", 3, SHARD, 2, 1, 4, 1, .ring_slots = 3},
-        {"updates", 1, LOCAL, 3, 1, 4, 1, .ring_slots = 3},
-        {"updates", 2, SHARD, 3, 1, 3, 1, .ring_slots = 3},
     };
 
     (void)state;
     EXPLORE(worlds);
 }
+
+/* Ranks change names, and it is the same job. */
+static void test_three_ranks(void **state)
+{
+    static const struct world worlds[] = {
+        {"updates", 0, LOCAL, 3, 2, 3, 1, .ring_slots = 3},
+        {"updates", 1, LOCAL, 3, 1, 3, 1, .ring_slots = 3},
+        {"updates", 1, SHARD, 3, 1, 3, 2, .ring_slots = 3},
+        {"updates", 2, SHARD, 3, 1, 2, 1, .ring_slots = 3},
+        {"updates", 3, LOCAL, 3, 2, 3, 1, .ring_slots = 3},
+        {"losses", 1, LOCAL, 3, 1, 2, 1, .losses = true, .ring_slots = 3},
+#ifndef __SANITIZE_ADDRESS__
+        {"updates", 1, LOCAL, 3, 1, 1, 2, .ring_slots = 3},
+        {"updates", 3, SHARD, 3, 1, 3, 1, .ring_slots = 3},
+        {"fetches", 1, LOCAL, 3, 1, 2, 1, .fetch = true, .ring_slots = 3},
+        {"fetches", 3, LOCAL, 3, 1, 3, 1, .fetch = true, .ring_slots = 3},
+        {"fetches", 3, LOCAL, 3, 2, 1, 1, .fetch = true, .ring_slots = 3},
+        {"fetches", 3, SHARD, 3, 1, 1, 1, .fetch = true, .ring_slots = 3},
+        {"fetches and losses", 3, LOCAL, 3, 1, 1, 1, .fetch = true, .losses = true,
+         .ring_slots = 3},
+        {"updates", 1, LOCAL, 3, 1, 1, 1, .streams = true, .ring_slots = 3},
+        {"updates", 1, LOCAL, 4, 1, 3, 1, .ring_slots = 3},
+        {"fetches", 3, LOCAL, 4, 1, 1, 1, .fetch = true, .ring_slots = 3},
+#endif
+    };
+
+    (void)state;
+    EXPLORE(worlds);
+}
+
+#ifndef __SANITIZE_ADDRESS__
+static int by_value(const void *one, const void *other)
+{
+    const uint64_t *a = one, *b = other;
+
+    return *a < *b ? -1 : *a > *b;
+}
+
+/* Sorts, and keeps one of each. */
+static uint32_t make_set(uint64_t *keys, uint32_t count)
+{
+    uint32_t kept = 0;
+
+    qsort(keys, count, sizeof(*keys), by_value);
+    for (uint32_t i = 0; i < count; i++) {
+        if (kept == 0 || keys[i] != keys[kept - 1])
+            keys[kept++] = keys[i];
+    }
+    return kept;
+}
+
+/* With ranks told apart, a state for each name of one that is visited else, and no other. */
+static void test_nothing_is_left_out(void **state)
+{
+    static const struct world worlds[] = {
+        {"updates", 1, LOCAL, 3, 1, 3, 1, .ring_slots = 3},
+        {"updates", 2, SHARD, 3, 1, 1, 1, .ring_slots = 3},
+        {"fetches", 3, LOCAL, 3, 1, 1, 1, .fetch = true, .ring_slots = 3},
+        {"updates", 3, LOCAL, 4, 1, 2, 1, .ring_slots = 3},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(worlds) / sizeof(worlds[0]); i++) {
+        struct sim_plan plan = plan_of(&worlds[i]);
+        struct explore some = {.plan = &plan, .states_max = 60000};
+        struct explore all = {.plan = &plan, .states_max = 60000, .apart = true};
+
+        explore_run(&some);
+        explore_run(&all);
+        printf("%u ranks: %u states, told apart %u\n", plan.world, some.states, all.states);
+        assert_string_equal(some.error, "");
+        assert_string_equal(all.error, "");
+        assert_int_equal(some.all, all.states);
+        assert_true(all.states > (plan.world - 1) * some.states / 2);
+        assert_int_equal(make_set(some.keys, some.states), some.states);
+        assert_int_equal(make_set(all.keys, all.states), some.states);
+        assert_memory_equal(some.keys, all.keys, some.states * sizeof(*some.keys));
+        free(some.keys);
+        free(all.keys);
+    }
+}
+
+/* One rank's gathers come later than others': seen, but for rank 0, which has no other name. */
+static void test_a_slighted_rank_is_found(void **state)
+{
+    static const struct world world = {"fetches", 3, LOCAL, 3, 1, 2, 1, .fetch = true};
+
+    (void)state;
+    for (uint32_t rank = 0; rank < 3; rank++) {
+        struct sim_plan plan = plan_of(&world);
+        struct explore explore = {.plan = &plan, .states_max = 60000};
+
+        plan.slighted_rank = rank;
+        explore_run(&explore);
+        if (rank == 0)
+            assert_string_equal(explore.error, "");
+        else
+            assert_non_null(strstr(explore.error, "other names"));
+        free(explore.keys);
+    }
+}
+
+#endif
 
 static void test_micro_steps(void **state)
 {
@@ -258,6 +379,7 @@ static void test_broken_rules_are_found(void **state)
         plan.drop_client = rules[i];
         explore_run(&explore);
         assert_true(explore.error[0]);
+        free(explore.keys);
     }
 }
 
@@ -265,8 +387,11 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_gradients_and_updates),
+        cmocka_unit_test(test_three_ranks),
         cmocka_unit_test(test_micro_steps),
 #ifndef __SANITIZE_ADDRESS__ /* ten times slower, for the same states */
+        cmocka_unit_test(test_nothing_is_left_out),
+        cmocka_unit_test(test_a_slighted_rank_is_found),
         cmocka_unit_test(test_slots),
         cmocka_unit_test(test_fetches),
         cmocka_unit_test(test_streams),

@@ -123,6 +123,23 @@ static void note_order(struct sim *sim, const struct core_op *op)
     *order = sim_hash(*order, op->kind, op->bucket, op->step, op->accumulate + 2 * from);
 }
 
+/* plan.slighted_rank: as if the core had asked for it. */
+static void slight(const struct sim *sim, struct core_op *op)
+{
+    const struct sim_op *last = sim->streams[CORE_STREAM_REDUCE].head;
+    uint64_t *waits;
+
+    if (!last || op->kind != CORE_OP_GATHER || op->rank != sim->plan->slighted_rank)
+        return;
+    while (last->next)
+        last = last->next;
+    waits = realloc((void *)(uintptr_t)op->wait_ops, (op->wait_op_count + 1) * sizeof(*waits));
+    if (!waits)
+        abort();
+    waits[op->wait_op_count++] = last->op.id;
+    op->wait_ops = waits;
+}
+
 void device_launch(struct sim *sim, const struct core_op *op)
 {
     struct sim_stream *stream = &sim->streams[stream_of(op)];
@@ -154,6 +171,7 @@ void device_launch(struct sim *sim, const struct core_op *op)
         sim->executed[0] = true; /* before the first */
     }
     copy_op(sim, op, &mine->op);
+    slight(sim, &mine->op);
     count(sim, op);
     note_order(sim, op);
     *stream->end = mine;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The canonical dump: a hash of all that decides how a simulated job goes on and what has come of
- * it so far. Two histories that lead to the same dump are one state (explore.c checks that).
+ * it so far. Two histories that lead to the same dump are one state (explore.c checks that). It can
+ * be taken as if the ranks had other names (symmetry.h).
  *
  * Left out is what no decision hangs on: times (explore.c holds the clock), request numbers, and
  * ids of ops. An op is named by what it does, and 0 once the core knows it as done: then it treats
@@ -12,11 +13,14 @@
 #include "daemon/core/zero_internal.h"
 #include "tests/sim/world/explore.h"
 #include "tests/sim/world/internal.h"
+#include "tests/sim/world/symmetry.h"
 
 #define OPS_MAX 512u
 
 struct dump {
     const struct sim *sim;
+    const struct symmetry *symmetry;
+    const struct renaming *as;
     uint64_t hash;
     uint32_t ops;
     uint64_t ids[OPS_MAX], names[OPS_MAX]; /* of all that are queued, or done and not reported */
@@ -52,41 +56,96 @@ static void add_bytes(struct dump *dump, const void *data, size_t bytes)
     dump->hash = mix_bytes(dump->hash, data, bytes);
 }
 
-/* ---- ops ------------------------------------------------------------------------------------- */
+/* ---- names ----------------------------------------------------------------------------------- */
 
-static uint64_t ref_name(uint64_t hash, const struct core_ref *ref)
+static uint64_t name_rank(const struct dump *dump, int rank)
 {
-    hash = mix(hash, ref->kind);
-    hash = mix(hash, (uint64_t)(int64_t)ref->rank);
-    return mix(mix(hash, ref->index), ref->offset_bytes);
+    return rank < 0 ? UINT64_MAX : dump->as->to[rank];
 }
 
-static uint64_t op_name(const struct core_op *op)
+static void add_ranks(struct dump *dump, const struct ranks *ranks)
+{
+    for (uint32_t i = 0; i < dump->sim->plan->world; i++)
+        add(dump, ranks_has(ranks, dump->as->from[i]));
+}
+
+/* A table with so many bytes for each rank. */
+static void add_by_rank(struct dump *dump, const void *table, size_t bytes)
+{
+    for (uint32_t i = 0; i < dump->sim->plan->world; i++)
+        add_bytes(dump, (const char *)table + dump->as->from[i] * bytes, bytes);
+}
+
+/* Elements of whole buckets lie there, all of fp32 where ranks may be renamed. */
+static bool is_whole(const struct dump *dump, uint32_t kind)
+{
+    return kind != GW_ARENA_SHARD_GRADS &&
+           !(kind == GW_ARENA_PARAMS && dump->sim->plan->seal.stage == 3);
+}
+
+static uint64_t name_place(const struct dump *dump, uint32_t kind, uint64_t bytes)
+{
+    if (!dump->symmetry->names || !is_whole(dump, kind))
+        return bytes;
+    return symmetry_place(dump->symmetry, dump->as, bytes / sizeof(float)) * sizeof(float);
+}
+
+/* ---- ops ------------------------------------------------------------------------------------- */
+
+static uint64_t ref_name(const struct dump *dump, uint64_t hash, const struct core_ref *ref)
+{
+    hash = mix(hash, ref->kind);
+    hash = mix(hash, name_rank(dump, ref->rank));
+    return mix(mix(hash, ref->index), name_place(dump, ref->kind, ref->offset_bytes));
+}
+
+static uint64_t signal_name(const struct dump *dump, const struct core_signal *signal)
+{
+    return mix(mix(mix(4, name_rank(dump, (int)signal->rank)), signal->timeline), signal->value);
+}
+
+/* A rank's part in an op; the parts have no order. */
+static uint64_t part_name(const struct dump *dump, const struct core_op *op, uint32_t member,
+                          bool in, bool out)
+{
+    uint64_t hash = mix(1, name_rank(dump, (int)op->members[member]));
+
+    if (in)
+        hash = ref_name(dump, hash, &op->in[member]);
+    return out ? ref_name(dump, mix(hash, 2), &op->out[member]) : hash;
+}
+
+static uint64_t op_name(const struct dump *dump, const struct core_op *op)
 {
     bool one_in = op->kind == CORE_OP_LOCAL_ADD || op->kind == CORE_OP_FILL;
     bool one_out = op->kind == CORE_OP_LOCAL_ADD || op->kind == CORE_OP_ZERO ||
                    op->kind == CORE_OP_GATHER;
-    uint64_t hash = mix(mix(op->kind, op->stream), op->rank);
+    /* `rank` is the first of its members then, and nobody looks at it. */
+    bool of_many = op->kind == CORE_OP_BARRIER && op->stream != CORE_STREAM_GATHER;
+    uint64_t hash = mix(mix(op->kind, op->stream), of_many ? 0 : name_rank(dump, (int)op->rank));
+    uint64_t set = 0;
 
     hash = mix(mix(mix(hash, op->bucket), op->bucket_count), op->step);
     hash = mix(mix(mix(hash, op->accumulate | op->secondary << 1), op->measure), op->numel);
-    for (uint32_t i = 0; op->in && i < (one_in ? 1 : op->world); i++)
-        hash = ref_name(hash, &op->in[i]);
-    for (uint32_t i = 0; op->out && i < (one_out ? 1 : op->world); i++)
-        hash = ref_name(hash, &op->out[i]);
+    if (op->in && one_in)
+        hash = ref_name(dump, hash, op->in);
+    if (op->out && one_out)
+        hash = ref_name(dump, mix(hash, 2), op->out);
+    for (uint32_t i = 0; i < op->world; i++)
+        set += part_name(dump, op, i, op->in && !one_in, op->out && !one_out);
     for (uint32_t i = 0; i < op->wait_count; i++)
-        hash = mix(mix(mix(hash, op->waits[i].rank), op->waits[i].index), op->waits[i].value);
+        set += mix(mix(mix(3, name_rank(dump, (int)op->waits[i].rank)), op->waits[i].index),
+                   op->waits[i].value);
     for (uint32_t i = 0; i < op->signal_count; i++)
-        hash = mix(mix(mix(hash, op->signals[i].rank), op->signals[i].timeline),
-                   op->signals[i].value);
-    return mix(hash, op->used_params);
+        set += signal_name(dump, &op->signals[i]);
+    return mix(mix(hash, set), op->used_params);
 }
 
 static void name_ops(struct dump *dump, const struct sim_op *op)
 {
     for (; op && dump->ops < OPS_MAX; op = op->next) {
         dump->ids[dump->ops] = op->op.id;
-        dump->names[dump->ops++] = op_name(&op->op);
+        dump->names[dump->ops++] = op_name(dump, &op->op);
     }
 }
 
@@ -106,6 +165,21 @@ static void add_op(struct dump *dump, uint64_t id)
 
 /* ---- device and memory ----------------------------------------------------------------------- */
 
+static void add_stream(struct dump *dump, const struct sim_stream *stream)
+{
+    const struct sim *sim = dump->sim;
+
+    for (const struct sim_op *op = stream->head; op; op = op->next) {
+        uint64_t set = 0; /* what it waits for has no order */
+
+        add_op(dump, op->op.id);
+        for (uint32_t i = 0; i < op->op.wait_op_count; i++)
+            set += sim->executed[op->op.wait_ops[i]] ? 0 : name_of(dump, op->op.wait_ops[i]);
+        add(dump, set);
+        add_op(dump, sim->plan->narrow ? op->op.id - 1 : 0); /* which it stands behind */
+    }
+}
+
 static void add_device(struct dump *dump)
 {
     const struct sim *sim = dump->sim;
@@ -113,43 +187,78 @@ static void add_device(struct dump *dump)
 
     for (uint32_t s = 0; s < SIM_STREAMS; s++) {
         add(dump, s);
-        for (const struct sim_op *op = sim->streams[s].head; op; op = op->next) {
-            add_op(dump, op->op.id);
-            set = 0; /* what it waits for has no order */
-            for (uint32_t i = 0; i < op->op.wait_op_count; i++)
-                set += sim->executed[op->op.wait_ops[i]] ? 0 : name_of(dump, op->op.wait_ops[i]);
-            add(dump, set);
-            add_op(dump, sim->plan->narrow ? op->op.id - 1 : 0); /* which it stands behind */
-        }
+        if (s < CORE_STREAM_GATHER)
+            add_stream(dump, &sim->streams[s]);
+        else
+            add_stream(dump, &sim->streams[CORE_STREAM_GATHER +
+                                           dump->as->from[s - CORE_STREAM_GATHER]]);
     }
     for (const struct sim_op *op = sim->done; op; op = op->next)
         add_op(dump, op->op.id);
-    set = 0;
     for (const struct sim_signal *at = sim->signals; at; at = at->next)
-        set += mix(mix(mix(name_of(dump, at->after_op), at->signal.rank), at->signal.timeline),
-                   at->signal.value);
+        set += mix(name_of(dump, at->after_op), signal_name(dump, &at->signal));
     add(dump, set);
-    add_bytes(dump, sim->launches, sizeof(sim->launches));
+    add_bytes(dump, sim->launches, SIM_ORDER_GATHER(0, 0) * sizeof(sim->launches[0]));
+    add_by_rank(dump, &sim->launches[SIM_ORDER_GATHER(0, 0)],
+                SIM_GROUPS_MAX * sizeof(sim->launches[0]));
+}
+
+/* What its floats stand for, each at its place. */
+static uint64_t mix_floats(const struct dump *dump, uint64_t hash, const struct sim_arena *arena)
+{
+    uint64_t set = 0;
+
+    for (uint64_t i = 0; i < arena->bytes; i += sizeof(uint32_t)) {
+        uint32_t bits;
+
+        __builtin_memcpy(&bits, (const char *)arena->data + i, sizeof(bits));
+        set += mix(mix(1, name_place(dump, arena->kind, i)),
+                   symmetry_value(dump->symmetry, dump->as, bits));
+    }
+    return mix(hash, set);
+}
+
+static void add_arenas(struct dump *dump)
+{
+    uint64_t all = 0;
+
+    for (const struct sim_arena *arena = dump->sim->arenas; arena; arena = arena->next) {
+        uint64_t hash = mix(mix(arena->kind, name_rank(dump, arena->rank)), arena->index);
+
+        if (arena->kind == GW_ARENA_STAGING)
+            continue;
+        all += dump->symmetry->names ? mix_floats(dump, hash, arena) /* the list has no order */
+                                     : mix_bytes(hash, arena->data, arena->bytes);
+    }
+    add(dump, all);
+}
+
+/* Slices are renamed like their owners: with names, there is one for each rank. */
+static void add_partials(struct dump *dump)
+{
+    const struct sim *sim = dump->sim;
+
+    for (uint32_t b = 0; b < layout_page(core_layout(sim->core))->buckets; b++) {
+        for (uint32_t i = 0; i < SIM_RANKS_MAX; i++) {
+            uint32_t at = b * SIM_RANKS_MAX + dump->as->from[i];
+            uint64_t bits;
+
+            __builtin_memcpy(&bits, &sim->partials[at], sizeof(bits));
+            add(dump, symmetry_value(dump->symmetry, dump->as, bits));
+            add(dump, sim->nonfinite[at]);
+        }
+    }
 }
 
 static void add_memory(struct dump *dump)
 {
     const struct sim *sim = dump->sim;
     const struct gw_layout_page *page = layout_page(core_layout(sim->core));
-    uint64_t all = 0;
 
-    for (const struct sim_arena *arena = sim->arenas; arena; arena = arena->next) {
-        uint64_t hash = mix(mix(arena->kind, (uint64_t)(int64_t)arena->rank), arena->index);
-
-        if (arena->kind == GW_ARENA_STAGING)
-            continue;
-        all += mix_bytes(hash, arena->data, arena->bytes); /* the list has no order */
-    }
-    add(dump, all);
-    add_bytes(dump, sim->partials, page->buckets * SIM_RANKS_MAX * sizeof(*sim->partials));
-    add_bytes(dump, sim->nonfinite, page->buckets * SIM_RANKS_MAX * sizeof(*sim->nonfinite));
-    for (uint32_t r = 0; r < sim->plan->world; r++) {
-        const struct sim_board *board = &sim->boards[r];
+    add_arenas(dump);
+    add_partials(dump);
+    for (uint32_t i = 0; i < sim->plan->world; i++) {
+        const struct sim_board *board = &sim->boards[dump->as->from[i]];
 
         add_bytes(dump, board->buckets, page->buckets * sizeof(*board->buckets));
         add_bytes(dump, board->units, page->units * sizeof(*board->units));
@@ -289,7 +398,8 @@ static void add_zero_rank(struct dump *dump, const struct zero *z, const struct 
 static void add_entries(struct dump *dump, const struct zero *z)
 {
     for (uint32_t i = 0; i < z->world * z->buckets; i++) {
-        const struct zero_entry *at = &z->entries[i];
+        const struct zero_entry *at = &z->entries[dump->as->from[i / z->buckets] * z->buckets +
+                                                  i % z->buckets];
 
         add(dump, at->left | (uint64_t)at->finals << 32);
         add(dump, at->closed | (uint64_t)at->slot << 32);
@@ -300,12 +410,18 @@ static void add_entries(struct dump *dump, const struct zero *z)
         add_op(dump, at->gather_op);
     }
     for (uint32_t i = 0; i < z->world * z->token_keys; i++) {
-        for (uint32_t t = 0; t < z->tokens[i].count; t++)
-            add(dump, z->tokens[i].timeline[t] | z->tokens[i].value[t] << 8);
+        const struct zero_tokens *at =
+            zero_tokens(z, dump->as->from[i / z->token_keys], i % z->token_keys);
+
+        for (uint32_t t = 0; t < at->count; t++)
+            add(dump, at->timeline[t] | at->value[t] << 8);
         add(dump, i);
     }
-    add_bytes(dump, z->due_ranks,
-              (size_t)z->buckets * z->depth * z->words * sizeof(*z->due_ranks));
+    for (uint32_t i = 0; i < z->buckets * z->depth; i++) {
+        struct ranks due = ranks_of_row(zero_due_row(z, i / z->depth, i % z->depth), z->words);
+
+        add_ranks(dump, &due);
+    }
 }
 
 static void add_group(struct dump *dump, const struct zero_group *group)
@@ -315,73 +431,84 @@ static void add_group(struct dump *dump, const struct zero_group *group)
     add(dump, group->digest);
     add(dump, group->gate | group->committed << 32);
     add(dump, group->commits | group->gathered << 32);
-    add_bytes(dump, &group->fresh, sizeof(group->fresh));
+    add_ranks(dump, &group->fresh);
     add_bytes(dump, group->order, group->buckets * sizeof(*group->order));
     add_bytes(dump, group->recorded, group->recorded_count * sizeof(*group->recorded));
+}
+
+static void add_ops_by_rank(struct dump *dump, const uint64_t *ops, uint32_t count)
+{
+    for (uint32_t i = 0; i < dump->sim->plan->world * count; i++)
+        add_op(dump, ops[dump->as->from[i / count] * count + i % count]);
 }
 
 static void add_zero(struct dump *dump, const struct zero *z)
 {
     add(dump, z->step);
-    add_bytes(dump, &z->declared, sizeof(z->declared));
+    add_ranks(dump, &z->declared);
     add_op(dump, z->verdict_op);
     add_op(dump, z->quiet_op);
     add(dump, z->update_open | z->committed << 32);
     add(dump, z->loud);
     for (uint32_t g = 0; g < z->group_count; g++)
         add_group(dump, &z->groups[g]);
-    for (uint32_t i = 0; i < z->world * z->group_count; i++)
-        add_op(dump, z->gather_ops[i]);
-    add_bytes(dump, z->gather_commits, z->world * z->group_count * sizeof(*z->gather_commits));
-    add_bytes(dump, z->done, (size_t)z->buckets * z->words * sizeof(*z->done));
+    add_ops_by_rank(dump, z->gather_ops, z->group_count);
+    add_by_rank(dump, z->gather_commits, z->group_count * sizeof(*z->gather_commits));
+    for (uint32_t b = 0; b < z->buckets; b++) {
+        struct ranks done = ranks_of_row(zero_done_row(z, b), z->words);
+
+        add_ranks(dump, &done);
+    }
     add_bytes(dump, z->launched, z->buckets * sizeof(*z->launched));
     add_bytes(dump, z->valid, z->buckets);
     add_bytes(dump, z->zeroed, z->buckets);
     add_bytes(dump, z->used_bits, (z->params + 7) / 8);
-    add_bytes(dump, z->piece_bits, z->world * z->pieces);
-    add_bytes(dump, z->contributions,
-              (size_t)z->world * z->buckets * z->depth * sizeof(*z->contributions));
-    add_bytes(dump, z->unit_fetches, (size_t)z->world * z->units * sizeof(*z->unit_fetches));
-    add_bytes(dump, z->unit_held, (size_t)z->world * z->units * sizeof(*z->unit_held));
-    for (uint32_t i = 0; i < z->world * z->fetch_units; i++)
-        add_op(dump, z->unit_gather[i]);
+    add_by_rank(dump, z->piece_bits, z->pieces);
+    add_by_rank(dump, z->contributions,
+                (size_t)z->buckets * z->depth * sizeof(*z->contributions));
+    add_by_rank(dump, z->unit_fetches, z->units * sizeof(*z->unit_fetches));
+    add_by_rank(dump, z->unit_held, z->units * sizeof(*z->unit_held));
+    add_ops_by_rank(dump, z->unit_gather, z->fetch_units);
     for (uint32_t i = 0; z->secondaries && i < z->part_count * z->world / z->secondary_ranks; i++) {
         add(dump, z->secondaries[i].version);
         add_op(dump, z->secondaries[i].op);
     }
     add_entries(dump, z);
-    for (uint32_t r = 0; r < z->world; r++)
-        add_zero_rank(dump, z, &z->ranks[r]);
+    for (uint32_t i = 0; i < z->world; i++)
+        add_zero_rank(dump, z, &z->ranks[dump->as->from[i]]);
 }
 
 static void add_core(struct dump *dump, const struct core *core)
 {
     add(dump, core->generation | (uint64_t)core->broken << 32 | (uint64_t)core->ended << 33);
-    add_bytes(dump, &core->present, sizeof(core->present));
-    add_bytes(dump, &core->left, sizeof(core->left));
-    add_bytes(dump, &core->old, sizeof(core->old));
+    add_ranks(dump, &core->present);
+    add_ranks(dump, &core->left);
+    add_ranks(dump, &core->old);
     for (uint32_t r = 0; r < core->config.world; r++) {
-        add(dump, core->ranks[r].lane.sequence);
-        add(dump, core->ranks[r].lane.pending_count);
-        add(dump, core->ranks[r].lane.in_flight);
-        for (uint32_t i = 0; i < core->ranks[r].lane.pending_count; i++)
-            add(dump, core->ranks[r].lane.pending[i].mark);
+        const struct lane_rank *lane = &core->ranks[dump->as->from[r]].lane;
+
+        add(dump, lane->sequence);
+        add(dump, lane->pending_count);
+        add(dump, lane->in_flight);
+        for (uint32_t i = 0; i < lane->pending_count; i++)
+            add(dump, lane->pending[i].mark);
     }
     add(dump, core->groups[0].launched);
     add_zero(dump, core->zero);
 }
 
-uint64_t sim_dump(const struct sim *sim)
+uint64_t sim_dump(const struct sim *sim, const struct symmetry *symmetry, uint32_t renaming)
 {
-    struct dump dump = {.sim = sim, .hash = 1};
+    struct dump dump = {
+        .sim = sim, .symmetry = symmetry, .as = &symmetry->renamings[renaming], .hash = 1};
 
     for (uint32_t s = 0; s < SIM_STREAMS; s++)
         name_ops(&dump, sim->streams[s].head);
     name_ops(&dump, sim->done);
     add_device(&dump);
     add_memory(&dump);
-    for (uint32_t r = 0; r < sim->plan->world; r++)
-        add_client(&dump, &sim->clients[r]);
+    for (uint32_t i = 0; i < sim->plan->world; i++)
+        add_client(&dump, &sim->clients[dump.as->from[i]]);
     add_core(&dump, sim->core);
     return dump.hash;
 }

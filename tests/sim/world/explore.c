@@ -7,36 +7,51 @@
 #include <string.h>
 
 #include "tests/sim/world/internal.h"
+#include "tests/sim/world/symmetry.h"
 
 #define NOW_NS 1000000u
 #define DEPTH_MAX 2000u
 #define NONE UINT32_MAX
 
-struct node {
-    uint64_t key;
-    uint32_t parent;
-    uint32_t first_edge; /* its edges lie one after the other, in the order of its choices */
-    uint16_t depth;
-    uint8_t choice;  /* of the parent's, that leads here */
-    uint8_t choices; /* when it was reached first */
+struct move {
+    uint8_t what, which; /* as in struct sim_choice */
 };
 
+struct node {
+    uint64_t key; /* the least of its dumps; apart: as the ranks are named */
+    uint32_t parent;
+    uint32_t first_edge; /* its edges lie one after the other */
+    uint16_t depth;
+    struct move move; /* from the parent, that leads here */
+    uint8_t choices;  /* when it was reached first */
+    uint8_t renaming; /* that gives the key */
+};
+
+/* Moves have the names that give the key of where they begin. */
 struct edge { /* and of a merge, one step more: compared when all is known */
     uint32_t to;
-    uint8_t probed, probe_choice;
+    struct move move, probe;
+    bool probed;
     uint64_t probe_key;
+};
+
+struct dumps {
+    uint64_t by_renaming[SYMMETRY_MAX];
+    uint64_t key;
+    uint8_t renaming;
 };
 
 struct search {
     struct explore *explore;
     struct node *nodes;
     struct edge *edges;
-    uint32_t node_room, edge_room;
+    uint32_t node_room, edge_room, key_room;
     uint32_t *table; /* open addressing: node + 1 */
     uint32_t table_room;
     bool have_end;
     uint64_t end; /* what every end must be */
     struct sim_result result;
+    struct symmetry symmetry;
 };
 
 /* ---- memory of the search -------------------------------------------------------------------- */
@@ -79,6 +94,8 @@ static uint32_t add_node(struct search *search, struct node node)
 
     search->nodes = grow(search->nodes, count, &search->node_room, sizeof(*search->nodes));
     search->nodes[count] = node;
+    search->explore->keys = grow(search->explore->keys, count, &search->key_room,
+                                 sizeof(*search->explore->keys));
     if (search->table_room < 4 * (count + 1)) {
         search->table_room = search->table_room ? 2 * search->table_room : 4096;
         free(search->table);
@@ -190,47 +207,143 @@ static void set_up(const struct explore *explore, struct sim *sim)
         tell_completions(sim);
 }
 
-static struct sim *replay(struct search *search, const struct sim_plan *plan, uint32_t node)
+static struct sim_choice choice_of(struct move move)
+{
+    return (struct sim_choice){(enum sim_what)move.what, move.which, 0};
+}
+
+static struct move renamed(const struct renaming *renaming, const struct sim_choice *choice)
+{
+    struct sim_choice named = symmetry_choice(renaming, *choice);
+
+    return (struct move){(uint8_t)named.what, (uint8_t)named.which};
+}
+
+static struct sim *open_set_up(struct search *search, const struct sim_plan *plan)
 {
     struct sim *sim = sim_open(plan, &search->result);
-    struct sim_choice choices[SIM_CHOICES_MAX];
-    uint8_t path[DEPTH_MAX];
-    uint32_t depth = search->nodes[node].depth;
 
-    for (uint32_t at = node, i = depth; i-- > 0; at = search->nodes[at].parent)
-        path[i] = search->nodes[at].choice;
     set_up(search->explore, sim);
-    for (uint32_t i = 0; i < depth; i++) {
-        (void)list(search->explore, sim, choices);
-        take(search->explore, sim, &choices[path[i]]);
+    return sim;
+}
+
+static void path_to(const struct search *search, uint32_t node, struct move path[DEPTH_MAX])
+{
+    for (uint32_t i = search->nodes[node].depth; i-- > 0; node = search->nodes[node].parent)
+        path[i] = search->nodes[node].move;
+}
+
+static struct sim *replay(struct search *search, const struct sim_plan *plan, uint32_t node)
+{
+    struct sim *sim = open_set_up(search, plan);
+    struct move path[DEPTH_MAX];
+
+    path_to(search, node, path);
+    for (uint32_t i = 0; i < search->nodes[node].depth; i++) {
+        struct sim_choice choice = choice_of(path[i]);
+
+        take(search->explore, sim, &choice);
     }
     return sim;
 }
 
 /* ---- what went wrong ------------------------------------------------------------------------- */
 
-static void fail(struct search *search, uint32_t node, int choice, const char *what)
+/* move: after the node; NULL: none. */
+static void fail(struct search *search, uint32_t node, const struct sim_choice *move,
+                 const char *what)
 {
     static const char letters[] = {'c', 'w', 'q', 's', 'r'};
     struct explore *explore = search->explore;
     size_t used = (size_t)snprintf(explore->error, sizeof(explore->error), "%s; after", what);
-    struct sim *sim = sim_open(explore->plan, &search->result);
-    struct sim_choice choices[SIM_CHOICES_MAX];
+    struct move path[DEPTH_MAX];
     uint32_t depth = search->nodes[node].depth;
-    uint8_t path[DEPTH_MAX];
 
-    for (uint32_t at = node, i = depth; i-- > 0; at = search->nodes[at].parent)
-        path[i] = search->nodes[at].choice;
-    set_up(explore, sim);
-    for (uint32_t i = 0; i < depth + (choice >= 0) && used < sizeof(explore->error); i++) {
-        uint8_t chosen = i < depth ? path[i] : (uint8_t)choice;
-
-        (void)list(search->explore, sim, choices);
+    path_to(search, node, path);
+    if (move)
+        path[depth++] = (struct move){(uint8_t)move->what, (uint8_t)move->which};
+    for (uint32_t i = 0; i < depth && used < sizeof(explore->error); i++)
         used += (size_t)snprintf(explore->error + used, sizeof(explore->error) - used, " %c%u",
-                                 letters[choices[chosen].what], choices[chosen].which);
-        take(explore, sim, &choices[chosen]);
+                                 letters[path[i].what], path[i].which);
+}
+
+/* ---- states by other names ------------------------------------------------------------------- */
+
+static struct dumps dump(const struct search *search, const struct sim *sim)
+{
+    struct dumps dumps = {.key = UINT64_MAX};
+
+    for (uint32_t i = 0; i < search->symmetry.count; i++) {
+        dumps.by_renaming[i] = sim_dump(sim, &search->symmetry, i);
+        if (dumps.by_renaming[i] < dumps.key) {
+            dumps.key = dumps.by_renaming[i];
+            dumps.renaming = (uint8_t)i;
+        }
     }
+    return dumps;
+}
+
+static uint64_t key_of(const struct search *search, const struct dumps *dumps)
+{
+    return search->explore->apart ? dumps->by_renaming[0] : dumps->key;
+}
+
+static const struct renaming *names_of(const struct search *search, uint32_t renaming)
+{
+    return &search->symmetry.renamings[search->explore->apart ? 0 : renaming];
+}
+
+static bool is_choice(const struct explore *explore, struct sim *sim,
+                      const struct sim_choice *choice)
+{
+    struct sim_choice choices[SIM_CHOICES_MAX];
+    uint32_t count = list(explore, sim, choices);
+    bool found = false;
+
+    for (uint32_t i = 0; i < count; i++)
+        found |= choices[i].what == choice->what && choices[i].which == choice->which;
+    return found;
+}
+
+/* The node's history with other names. False: its last move cannot be made. */
+static bool leads_to(struct search *search, uint32_t node, const struct renaming *renaming,
+                     uint64_t wanted)
+{
+    struct sim *sim = open_set_up(search, search->explore->plan);
+    uint32_t depth = search->nodes[node].depth;
+    struct move path[DEPTH_MAX];
+    bool same = true;
+
+    path_to(search, node, path);
+    for (uint32_t i = 0; i < depth && same; i++) {
+        struct sim_choice choice = symmetry_choice(renaming, choice_of(path[i]));
+
+        /* Those before were found when the nodes before were. */
+        same = i + 1 < depth || is_choice(search->explore, sim, &choice);
+        if (same)
+            take(search->explore, sim, &choice);
+    }
+    same = same && !sim->failed && !sim->broken && sim_dump(sim, &search->symmetry, 0) == wanted;
     sim_close(sim);
+    return same;
+}
+
+/* A new state stands for all that differ from it in names. */
+static void check_names(struct search *search, uint32_t node, const struct dumps *dumps)
+{
+    struct explore *explore = search->explore;
+
+    explore->keys[node] = dumps->key;
+    for (uint32_t i = 0; i < search->symmetry.count; i++) {
+        bool first = true;
+
+        for (uint32_t j = 0; j < i; j++)
+            first &= dumps->by_renaming[i] != dumps->by_renaming[j];
+        explore->all += first && (i == 0 || !explore->apart);
+        if (i > 0 && !explore->apart && !explore->error[0] &&
+            !leads_to(search, node, &search->symmetry.renamings[i], dumps->by_renaming[i]))
+            fail(search, node, NULL, "with other names for the ranks, the same leads elsewhere");
+    }
 }
 
 /* ---- ends ------------------------------------------------------------------------------------ */
@@ -263,11 +376,11 @@ static void check_end(struct search *search, uint32_t node)
     sim_finish(sim);
     end = end_of(sim);
     if (sim->broken && !search->result.error[0])
-        fail(search, node, -1, search->result.fail_text);
+        fail(search, node, NULL, search->result.fail_text);
     else if (search->result.error[0])
-        fail(search, node, -1, search->result.error);
+        fail(search, node, NULL, search->result.error);
     else if (search->have_end && end != search->end)
-        fail(search, node, -1, "another end: order of launches, verdict, counts or parameters");
+        fail(search, node, NULL, "another end: order of launches, verdict, counts or parameters");
     search->have_end = true;
     search->end = end;
     sim_close(sim);
@@ -311,7 +424,7 @@ static void lose(struct search *search, uint32_t node)
             char text[1200];
 
             snprintf(text, sizeof(text), "rank %u lost: %s", r, error);
-            fail(search, node, -1, text);
+            fail(search, node, NULL, text);
         }
         sim_close(sim);
     }
@@ -320,49 +433,63 @@ static void lose(struct search *search, uint32_t node)
 /* ---- the search ------------------------------------------------------------------------------ */
 
 /* A state that is reached again must go on as it did the first time. */
-static void probe(struct search *search, struct sim *sim, uint32_t count, struct edge *edge)
+static void probe(struct search *search, struct sim *sim, const struct renaming *names,
+                  struct edge *edge)
 {
-    struct sim_choice choices[SIM_CHOICES_MAX];
+    struct sim_choice choices[SIM_CHOICES_MAX], *chosen;
+    uint32_t count = list(search->explore, sim, choices);
+    struct dumps dumps;
 
     search->explore->merges++;
-    edge->probed = 1;
-    edge->probe_choice = (uint8_t)(count ? search->explore->merges % count : 0);
     if (!count)
         return;
-    (void)list(search->explore, sim, choices);
-    take(search->explore, sim, &choices[edge->probe_choice]);
-    edge->probe_key = sim_dump(sim);
+    chosen = &choices[search->explore->merges % count];
+    edge->probed = true;
+    edge->probe = renamed(names, chosen);
+    take(search->explore, sim, chosen);
+    dumps = dump(search, sim);
+    edge->probe_key = key_of(search, &dumps);
 }
 
-static void follow(struct search *search, uint32_t node, uint32_t choice)
+static void reach(struct search *search, uint32_t node, const struct sim_choice *choice,
+                  struct sim *sim)
+{
+    struct explore *explore = search->explore;
+    struct dumps dumps = dump(search, sim);
+    uint64_t key = key_of(search, &dumps);
+    struct sim_choice choices[SIM_CHOICES_MAX];
+    uint32_t count = list(explore, sim, choices);
+    struct edge edge = {.to = table_find(search, key),
+                        .move = renamed(names_of(search, search->nodes[node].renaming), choice)};
+
+    if (edge.to == NONE) {
+        edge.to = add_node(search, (struct node){
+                                       key, node, 0, (uint16_t)(search->nodes[node].depth + 1),
+                                       {(uint8_t)choice->what, (uint8_t)choice->which},
+                                       (uint8_t)count, dumps.renaming});
+        check_names(search, edge.to, &dumps);
+    } else if (search->nodes[edge.to].choices != count) {
+        fail(search, node, choice, "the dump misses something: other choices");
+    } else {
+        probe(search, sim, names_of(search, dumps.renaming), &edge);
+    }
+    search->edges = grow(search->edges, explore->edges, &search->edge_room, sizeof(edge));
+    search->edges[explore->edges++] = edge;
+}
+
+static void follow(struct search *search, uint32_t node, uint32_t index)
 {
     struct explore *explore = search->explore;
     struct sim *sim = replay(search, explore->plan, node);
     struct sim_choice choices[SIM_CHOICES_MAX];
-    struct edge edge = {0};
-    uint32_t count;
-    uint64_t key;
 
-    (void)list(search->explore, sim, choices);
-    take(explore, sim, &choices[choice]);
-    if (sim->failed || sim->broken) {
-        fail(search, node, (int)choice, sim->failed ? search->result.error
-                                                    : search->result.fail_text);
-    } else {
-        key = sim_dump(sim);
-        count = list(explore, sim, choices);
-        edge.to = table_find(search, key);
-        if (edge.to == NONE)
-            edge.to = add_node(search, (struct node){key, node, 0,
-                                                     (uint16_t)(search->nodes[node].depth + 1),
-                                                     (uint8_t)choice, (uint8_t)count});
-        else if (search->nodes[edge.to].choices != count)
-            fail(search, node, (int)choice, "the dump misses something: other choices");
-        else
-            probe(search, sim, count, &edge);
-        search->edges = grow(search->edges, explore->edges, &search->edge_room, sizeof(edge));
-        search->edges[explore->edges++] = edge;
-    }
+    (void)list(explore, sim, choices);
+    take(explore, sim, &choices[index]);
+    if (sim->failed || sim->broken)
+        fail(search, node, &choices[index],
+             sim->failed ? search->result.error : search->result.fail_text);
+    else
+        reach(search, node, &choices[index], sim);
     sim_close(sim);
 }
 
@@ -379,17 +506,30 @@ static void expand(struct search *search, uint32_t node)
 
 /* ---- the whole graph ------------------------------------------------------------------------- */
 
+static const struct edge *edge_of(const struct search *search, const struct node *node,
+                                  struct move move)
+{
+    for (uint32_t e = node->first_edge; e < node->first_edge + node->choices; e++) {
+        const struct edge *edge = &search->edges[e];
+
+        if (edge->move.what == move.what && edge->move.which == move.which)
+            return edge;
+    }
+    return NULL;
+}
+
 static void check_merges(struct search *search)
 {
     for (uint32_t e = 0; e < search->explore->edges; e++) {
-        const struct edge *edge = &search->edges[e];
-        const struct node *to = &search->nodes[edge->to];
+        const struct edge *edge = &search->edges[e], *first;
 
-        if (!edge->probed || !to->choices)
+        if (!edge->probed)
             continue;
-        if (search->nodes[search->edges[to->first_edge + edge->probe_choice].to].key !=
-            edge->probe_key) {
-            fail(search, edge->to, edge->probe_choice, "the dump misses something");
+        first = edge_of(search, &search->nodes[edge->to], edge->probe);
+        if (!first || search->nodes[first->to].key != edge->probe_key) {
+            struct sim_choice choice = choice_of(edge->probe);
+
+            fail(search, edge->to, &choice, "the dump misses something");
             return;
         }
     }
@@ -417,7 +557,7 @@ static void check_circles(struct search *search)
     }
     for (uint32_t n = 0; n < states && taken < states; n++) {
         if (into[n]) {
-            fail(search, n, -1, "goes round in circles");
+            fail(search, n, NULL, "goes round in circles");
             break;
         }
     }
@@ -427,14 +567,21 @@ static void check_circles(struct search *search)
 
 static void start(struct search *search)
 {
-    struct sim *sim = sim_open(search->explore->plan, &search->result);
+    struct sim *sim = open_set_up(search, search->explore->plan);
     struct sim_choice choices[SIM_CHOICES_MAX];
+    struct dumps dumps;
 
-    set_up(search->explore, sim);
-    add_node(search, (struct node){.key = sim_dump(sim),
+    symmetry_find(sim, &search->symmetry);
+    search->explore->renamings = search->symmetry.count;
+    dumps = dump(search, sim);
+    add_node(search, (struct node){.key = key_of(search, &dumps),
                                    .parent = NONE,
+                                   .renaming = dumps.renaming,
                                    .choices = (uint8_t)sim_choices(sim, choices)});
+    if (sim->failed)
+        fail(search, 0, NULL, search->result.error);
     sim_close(sim);
+    check_names(search, 0, &dumps);
 }
 
 void explore_run(struct explore *explore)
@@ -444,7 +591,7 @@ void explore_run(struct explore *explore)
     start(&search);
     for (uint32_t node = 0; node < explore->states && !explore->error[0]; node++) {
         if (explore->states > explore->states_max || search.nodes[node].depth + 1 == DEPTH_MAX)
-            fail(&search, node, -1, "too many states");
+            fail(&search, node, NULL, "too many states");
         else
             expand(&search, node);
     }
@@ -455,4 +602,5 @@ void explore_run(struct explore *explore)
     free(search.nodes);
     free(search.edges);
     free(search.table);
+    symmetry_free(&search.symmetry);
 }

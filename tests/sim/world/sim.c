@@ -337,6 +337,7 @@ struct sim_plan sim_plan_default(uint64_t seed, uint32_t stage, uint32_t world,
     plan.seal.shard_align_bytes = 4;
     plan.seal.micro_steps = 1;
     plan.infinite_step = plan.micro_short_rank = plan.stop_rank = plan.never_joins = SIM_NEVER;
+    plan.slighted_rank = SIM_NEVER;
     return plan;
 }
 

@@ -88,6 +88,7 @@ struct sim_plan {
     uint32_t stream_speed[SIM_RANKS_MAX];
     uint32_t reduce_speed, control_speed, gather_speed, done_speed;
     uint32_t drop_client; /* enum sim_client_edge */
+    uint32_t slighted_rank; /* its gathers wait for all reductions; SIM_NEVER */
 
     /* Misfortune: rank `stop_rank` does nothing any more / is lost, in step `stop_step`, before its
      * action number stop_action of that step (modulo their count). */
