@@ -22,6 +22,7 @@
 #define GW_LABEL_MAX 63u          /* bytes of a job's, op's or array's name */
 #define GW_TEXT_MAX 495u          /* bytes of an error text */
 #define GW_PARAMS_MAX (1u << 20)  /* parameters of a job */
+#define GW_FREEZE_PARAMS_MAX 480000u /* parameters of a job that freezes some: fit in a frame */
 #define GW_BUCKETS_MAX (1u << 20) /* buckets of a job */
 #define GW_PARAMS_PER_FRAME 128u  /* parameters of one Register frame */
 #define GW_READY_PER_FRAME 256u   /* entries of one Ready frame */

@@ -61,6 +61,7 @@
     X(STATS_GET, 44, empty, StatsGet, stats_get)                                                   \
     X(STATS, 45, stats, Stats, stats)                                                              \
     X(EVENT_GET, 46, empty, EventGet, event_get)                                                   \
+    X(FREEZE, 47, freeze, Freeze, freeze)                                                          \
     X(STATUS_GET, 60, empty, StatusGet, status_get)                                                \
     X(STATUS, 61, status, Status, status)                                                          \
     X(JOBS_GET, 62, jobs_get, JobsGet, jobs_get)                                                   \
@@ -300,6 +301,10 @@ struct wire_msg {
             uint32_t write, param;
             uint64_t offset, count;
         } param_io;
+        struct {
+            size_t bytes;
+            const uint8_t *params; /* a bit for each, lowest first */
+        } freeze;
         struct {
             char name[GW_LABEL_MAX + 1];
             uint32_t dtype;

@@ -131,6 +131,16 @@ static const struct wire_field param_io[] = {
 };
 WIRE_MESSAGE(param_io, param_io, NULL);
 
+static const struct wire_field freeze[] = {
+    {.kind = WIRE_F_BYTES_AT,
+     .from = offsetof(Gradwire__V1__Freeze, params),
+     .at = offsetof(MSG, u.freeze.params),
+     .count_at = offsetof(MSG, u.freeze.bytes),
+     .min = 1,
+     .max = GW_FREEZE_PARAMS_MAX / 8},
+};
+WIRE_MESSAGE(freeze, freeze, NULL);
+
 /* ---- a step ---------------------------------------------------------------------------------- */
 
 /* A slot of the ring, an overflow slot, or none. */

@@ -36,6 +36,13 @@ static int refuse(gw_job *job, const struct zero *zero, const struct target *t,
                        "the gradient of %s (piece %u) was ready already in micro-step %u of step "
                        "%llu; add shared uses up before gw_grad_ready, or end the micro-step",
                        name, t->piece, micro, step);
+    case LEDGER_SHUT:
+        return err_set(GW_E_STATE, "the gradient of %s comes while gw_freeze is under way", name);
+    case LEDGER_FROZEN:
+        return err_set(GW_E_STATE,
+                       "%s is frozen and has no gradient; call gw_freeze without it before "
+                       "the step",
+                       name);
     case LEDGER_WAS_FINAL:
         return err_set(GW_E_STATE,
                        "the gradient of %s (piece %u) was FINAL in an earlier micro-step of step "

@@ -40,8 +40,9 @@ int ledger_new(const struct gw_layout_page *page, const struct gw_layout_piece *
     ledger->local = local;
     ledger->pieces = calloc((size_t)page->pieces + 1, sizeof(*ledger->pieces));
     ledger->buckets = calloc((size_t)page->buckets + 1, sizeof(*ledger->buckets));
+    ledger->frozen = calloc((size_t)page->buckets + 1, sizeof(*ledger->frozen));
     ledger->slots = calloc((size_t)ledger->slot_room + 1, sizeof(*ledger->slots));
-    if (!ledger->pieces || !ledger->buckets || !ledger->slots) {
+    if (!ledger->pieces || !ledger->buckets || !ledger->slots || !ledger->frozen) {
         ledger_free(ledger);
         return GW_E_NOMEM;
     }
@@ -58,6 +59,7 @@ struct ledger *ledger_free(struct ledger *ledger)
     free(ledger->pieces);
     free(ledger->buckets);
     free(ledger->slots);
+    free(ledger->frozen);
     free(ledger);
     return NULL;
 }
@@ -66,8 +68,12 @@ enum ledger_refusal ledger_check_acquire(const struct ledger *ledger, uint32_t p
 {
     const struct ledger_piece *p = &ledger->pieces[piece];
 
+    if (ledger->shut)
+        return LEDGER_SHUT;
     if (p->ready)
         return LEDGER_TWICE;
+    if (p->frozen)
+        return LEDGER_FROZEN;
     return p->final ? LEDGER_WAS_FINAL : LEDGER_OK;
 }
 
@@ -79,8 +85,12 @@ enum ledger_refusal ledger_check_ready(const struct ledger *ledger, uint32_t pie
     const struct ledger_bucket *bucket = &ledger->buckets[ledger->layout_pieces[piece].bucket];
     uint8_t mode = flags & GW_GRAD_RUNNING ? 2 : 1;
 
+    if (ledger->shut)
+        return LEDGER_SHUT;
     if (p->ready)
         return LEDGER_TWICE;
+    if (p->frozen)
+        return LEDGER_FROZEN;
     if (p->final)
         return LEDGER_WAS_FINAL;
     if (!p->acquired)
@@ -170,18 +180,41 @@ void ledger_micro_end(struct ledger *ledger)
         open_bucket(ledger, b);
 }
 
-void ledger_step_end(struct ledger *ledger)
+static void open_step(struct ledger *ledger)
 {
-    close_all(ledger);
     ledger->micro = 0;
     ledger->declared = false;
     for (uint32_t p = 0; p < ledger->piece_count; p++)
         ledger->pieces[p].final = false;
     for (uint32_t b = 0; b < ledger->bucket_count; b++) {
-        ledger->buckets[b].finals = 0;
+        ledger->buckets[b].finals = ledger->frozen[b];
         ledger->buckets[b].mode = 0;
         open_bucket(ledger, b);
     }
+}
+
+void ledger_step_end(struct ledger *ledger)
+{
+    close_all(ledger);
+    open_step(ledger);
+}
+
+void ledger_freeze(struct ledger *ledger, const struct gw_layout_param *params, uint32_t count,
+                   const uint8_t *bits)
+{
+    for (uint32_t b = 0; b < ledger->bucket_count; b++)
+        ledger->frozen[b] = 0;
+    for (uint32_t p = 0; p < count; p++) {
+        bool frozen = bits[p / 8] >> (p & 7) & 1;
+
+        for (uint32_t i = 0; i < params[p].pieces; i++) {
+            uint32_t piece = params[p].first_piece + i;
+
+            ledger->pieces[piece].frozen = frozen;
+            ledger->frozen[ledger->layout_pieces[piece].bucket] += frozen;
+        }
+    }
+    open_step(ledger);
 }
 
 /* `until` is the contribution that lay in the slot; the word counts the consumed ones. */

@@ -23,12 +23,13 @@
 struct ledger_piece {
     bool acquired, ready; /* in this micro-step */
     bool final;           /* in this step */
+    bool frozen;          /* has no gradient until ledger_freeze says otherwise */
 };
 
 struct ledger_bucket {
     uint64_t count;       /* contributions closed, over all steps */
     uint32_t outstanding; /* pieces still to come in this micro-step */
-    uint32_t finals;      /* pieces that were FINAL so far in this step */
+    uint32_t finals;      /* pieces that were FINAL so far in this step, or are frozen */
     uint32_t declared;    /* pieces ready in this micro-step */
     uint32_t slot;        /* ring slot of the open contribution, or GW_NO_SLOT */
     bool closed;          /* this micro-step's contribution is closed, or there is none */
@@ -50,10 +51,12 @@ struct ledger {
     const struct gw_layout_bucket *layout_buckets;
     uint32_t piece_count, bucket_count, slot_count, slot_room;
     uint64_t groups;
+    uint32_t *frozen; /* by bucket: frozen pieces */
     uint32_t micro, micro_steps;
     bool ring;     /* gradients are written into ring slots */
     bool local;    /* accumulate = local: RUNNING is allowed */
     bool declared; /* some piece of this step was declared */
+    bool shut;     /* nothing may be declared now (freeze.c) */
     struct ledger_piece *pieces;
     struct ledger_bucket *buckets;
     struct ledger_slot *slots;
@@ -64,6 +67,8 @@ struct ledger {
 enum ledger_refusal {
     LEDGER_OK = 0,
     LEDGER_TWICE,     /* ready already in this micro-step */
+    LEDGER_SHUT,      /* gw_freeze is under way */
+    LEDGER_FROZEN,
     LEDGER_WAS_FINAL, /* FINAL in an earlier micro-step */
     LEDGER_NOT_ACQUIRED,
     LEDGER_MIXED,      /* RUNNING and REPLACE in one bucket and step */
@@ -89,6 +94,10 @@ bool ledger_ready(struct ledger *ledger, uint32_t piece, uint32_t flags);
 bool ledger_completes(const struct ledger *ledger, uint32_t piece);
 void ledger_micro_end(struct ledger *ledger);
 void ledger_step_end(struct ledger *ledger);
+/* Between steps: exactly these parameters' pieces are frozen from now on. bits: one for each
+ * parameter, lowest first. */
+void ledger_freeze(struct ledger *ledger, const struct gw_layout_param *params, uint32_t count,
+                   const uint8_t *bits);
 
 /* Gives the bucket's open contribution a slot that is free: never used, or consumed according to
  * the board's bucket words. `ignore_words`: the dropped edge BUFFER_CONSUMED. False: none free. */

@@ -47,6 +47,7 @@ int gw_stats_sync(gw_job *job, int64_t timeout_ns, struct gw_stats *ret_stats)
     reply_free(&job->channel, &reply);
     zero = atomic_load_explicit(&job->zero, memory_order_acquire);
     stats.copied_in_bytes = zero ? atomic_load(&zero->copied_in_bytes) : 0;
+    stats.layout_epoch = zero ? zero->epoch : 0;
     stats.staged_bytes = atomic_load(&job->staged_bytes);
     split_get(&job->split, &parts);
     stats.late_ns = parts.late;

@@ -56,7 +56,9 @@ int gw_micro_step_end(gw_job *job)
     if (r < 0)
         return r;
     pthread_mutex_lock(&job->lock);
-    if (ledger_check_micro_end(zero->ledger) != LEDGER_OK)
+    if (zero->ledger->shut)
+        r = err_set(GW_E_STATE, "gw_micro_step_end while gw_freeze is under way");
+    else if (ledger_check_micro_end(zero->ledger) != LEDGER_OK)
         r = err_set(GW_E_STATE,
                     "micro-step %u of step %llu is the last one of micro_steps = %u; call "
                     "gw_step_end, or seal with more",
@@ -77,6 +79,8 @@ int gw_micro_step_end(gw_job *job)
  * may come inside an update window, but its end may not. Lock held. */
 static int check_end(const struct zero *zero)
 {
+    if (zero->ledger->shut)
+        return err_set(GW_E_STATE, "gw_step_end while gw_freeze is under way");
     if (zero->updating)
         return err_set(GW_E_STATE,
                        "gw_step_end inside the update window of step %llu; call gw_update_commit "

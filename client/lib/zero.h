@@ -96,6 +96,7 @@ struct zero {
     uint64_t updated;       /* last step that was updated */
     uint64_t window_waited; /* step whose update window a stream of the caller waits for */
     bool updating, begun;   /* update window asked for; a call of the next step was made */
+    uint64_t epoch;         /* gw_freeze calls that counted */
     uint64_t first;         /* steps that had ended when this handle was sealed */
     uint64_t waited;        /* step whose verdict was read last */
     uint8_t *used;          /* its used-parameter bits */

@@ -112,7 +112,7 @@ static void request_zero(struct core *core, uint32_t rank, const struct wire_msg
         return;
     }
     event.request = msg->request;
-    if (msg->type != WIRE_PARAM_IO && msg->type != WIRE_MEASURE)
+    if (msg->type != WIRE_PARAM_IO && msg->type != WIRE_MEASURE && msg->type != WIRE_FREEZE)
         core->running = true;
     r = zero_event(core->zero, core->now_ns, &event, &fault);
     if (r < 0)
@@ -149,6 +149,7 @@ static const struct request_row {
     {WIRE_PARAM_IO, false, request_zero},
     {WIRE_ARRAY_GET, false, request_engine},
     {WIRE_MEASURE, false, request_zero},
+    {WIRE_FREEZE, false, request_zero},
     {WIRE_STATS_GET, false, request_engine},
 };
 

@@ -86,13 +86,16 @@ static int allocate(struct zero *z)
     z->valid = table(b, 1, 1, 1);
     z->zeroed = table(b, 1, 1, 1);
     z->used_bits = table(((uint64_t)z->params + 7) / 8, 1, 1, 1);
+    z->freeze_wanted = table(((uint64_t)z->params + 7) / 8, 1, 1, 1);
+    z->frozen = table(z->pieces, 1, 1, 1);
+    z->frozen_pieces = table(b, 1, 1, sizeof(*z->frozen_pieces));
     z->unit_fetches = table(n, z->units, 1, sizeof(*z->unit_fetches));
     z->unit_held = table(n, z->units, 1, sizeof(*z->unit_held));
     z->unit_gather = table(n, z->fetch_units, 1, sizeof(*z->unit_gather));
     if (!z->members || !z->ranks || !z->piece_bits || !z->entries || !z->contributions ||
         !z->tokens || !z->slot_table || !z->due || !z->due_ranks || !z->done || !z->launched ||
         !z->valid || !z->zeroed || !z->used_bits || !z->unit_fetches || !z->unit_held ||
-        !z->unit_gather)
+        !z->unit_gather || !z->freeze_wanted || !z->frozen || !z->frozen_pieces)
         return GW_E_NOMEM;
     for (uint32_t rank = 0; rank < z->world; rank++)
         z->members[rank] = rank;
@@ -212,6 +215,9 @@ struct zero *zero_free(struct zero *z)
     free(z->valid);
     free(z->zeroed);
     free(z->used_bits);
+    free(z->freeze_wanted);
+    free(z->frozen);
+    free(z->frozen_pieces);
     free(z->unit_fetches);
     free(z->unit_held);
     free(z->unit_gather);
@@ -452,6 +458,7 @@ int zero_pump(struct zero *z)
     }
     slot_pump(z);
     measure_pump(z);
+    freeze_pump(z);
     io_pump(z);
     return z->no_memory ? zero_fail(z, GW_E_NOMEM, UINT32_MAX, "no memory in the engine") : 0;
 }
@@ -467,6 +474,8 @@ static int request(struct zero *z, uint32_t rank, const struct wire_msg *msg)
     case WIRE_MEASURE:
         measure_request(z, rank, msg->request);
         return 0;
+    case WIRE_FREEZE:
+        return freeze_request(z, rank, msg);
     default:
         return in_order(z, rank, msg);
     }
@@ -587,7 +596,7 @@ static void reset_rank(struct zero *z, uint32_t rank)
     mine->update = UPDATE_NONE;
     mine->skipped = false;
     mine->held = mine->acquire_count = mine->overflows = 0;
-    mine->slot_news = mine->overflow_pending = mine->measure = mine->io.waiting = false;
+    mine->slot_news = mine->overflow_pending = mine->measure.waiting = mine->io.waiting = false;
     for (uint32_t b = 0; b < z->buckets; b++)
         *zero_entry(z, rank, b) = (struct zero_entry){.slot = GW_NO_SLOT};
     if (mine->plan)
@@ -626,6 +635,7 @@ int zero_reattach(struct zero *z, struct core_fault *ret_fault)
     memset(z->unit_held, 0, units * sizeof(*z->unit_held));
     memset(z->unit_gather, 0, (size_t)z->world * z->fetch_units * sizeof(*z->unit_gather));
     measure_reset(z);
+    freeze_reset(z);
     z->unheard = 0;
     ops_reset(z);
     grant_reset(z);

@@ -40,17 +40,25 @@ static void reset_micro_step(struct zero *z, uint32_t rank)
 
 static void reset_rank(struct zero *z, uint32_t rank)
 {
-    memset(zero_piece_bits(z, rank, 0), 0, z->pieces);
+    struct zero_rank *mine = &z->ranks[rank];
+
+    memcpy(zero_piece_bits(z, rank, 0), z->frozen, z->pieces);
+    mine->micro = 0;
+    mine->undone_buckets = mine->own_buckets;
     for (uint32_t b = 0; b < z->buckets; b++) {
         struct zero_entry *entry = zero_entry(z, rank, b);
+        bool done = zero_member(z, b, rank) && zero_frozen(z, b);
 
         *entry = (struct zero_entry){.slot = GW_NO_SLOT,
+                                     .finals = z->frozen_pieces[b],
+                                     .done = done,
                                      .consumed = entry->consumed,
                                      .last_op = entry->last_op,
                                      .gather_op = entry->gather_op};
+        mine->undone_buckets -= done;
+        if (done)
+            ranks_row_add(zero_done_row(z, b), rank);
     }
-    z->ranks[rank].micro = 0;
-    z->ranks[rank].undone_buckets = z->ranks[rank].own_buckets;
     reset_micro_step(z, rank);
 }
 
@@ -58,13 +66,13 @@ void grad_reset_step(struct zero *z)
 {
     size_t due = (size_t)z->buckets * z->depth;
 
+    memset(z->done, 0, (size_t)z->buckets * z->words * sizeof(*z->done));
     for (uint32_t r = 0; r < z->world; r++)
         reset_rank(z, r);
     memset(z->contributions, 0,
            (size_t)z->world * z->buckets * z->depth * sizeof(*z->contributions));
     memset(z->due, 0, due * sizeof(*z->due));
     memset(z->due_ranks, 0, due * z->words * sizeof(*z->due_ranks));
-    memset(z->done, 0, (size_t)z->buckets * z->words * sizeof(*z->done));
     memset(z->launched, 0, z->buckets * sizeof(*z->launched));
     memset(z->valid, 0, z->buckets);
     memset(z->zeroed, 0, z->buckets);
@@ -297,6 +305,8 @@ static int ready_one(struct zero *z, uint32_t rank, const struct wire_ready_entr
     bits = zero_piece_bits(z, rank, piece);
     if (*bits & PIECE_READY)
         return fail_piece(z, GW_E_DUPLICATE, rank, what, "was declared twice in one micro-step");
+    if (z->frozen[piece])
+        return fail_piece(z, GW_E_STATE, rank, what, "was declared, but it is frozen");
     if (*bits & PIECE_FINAL)
         return fail_piece(z, GW_E_STATE, rank, what,
                           "was declared again after it had been final in this step");
@@ -405,6 +415,8 @@ static void close_group(struct zero *z, const struct zero_group *group, uint32_t
         uint32_t b = group->order[i];
         struct zero_entry *entry = zero_entry(z, rank, b);
 
+        if (last && zero_frozen(z, b))
+            record(z, rank, b);
         if (entry->done)
             continue;
         if (!entry->closed_now)
@@ -466,7 +478,8 @@ static int check_unused(struct zero *z, uint32_t rank)
         if (!(z->ranks[rank].groups >> params[p].group & 1))
             continue;
         for (uint32_t i = 0; i < params[p].pieces; i++)
-            lacks |= !(*zero_piece_bits(z, rank, params[p].first_piece + i) & PIECE_EVER);
+            lacks |= !((*zero_piece_bits(z, rank, params[p].first_piece + i) & PIECE_EVER) |
+                       z->frozen[params[p].first_piece + i]);
         if (!lacks)
             continue;
         if (missing == 0) {

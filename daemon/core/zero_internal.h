@@ -13,6 +13,7 @@
  *   zero_fetch.c    fetch and release in all stages
  *   zero_secondary.c  secondary shards: which version a block of ranks has
  *   zero_measure.c  MEASURE
+ *   zero_freeze.c   FREEZE: parameters without gradients
  *   zero_io.c       PARAM_IO
  *   zero_ops.c      ops: making them, what is in flight, times
  *   zero_tokens.c   what ops wait for: tokens of the ranks' declarations
@@ -134,6 +135,13 @@ struct zero_slot {
     bool promised;   /* named in an answer, and not used since */
 };
 
+/* A request that is answered when every rank has made it. */
+struct zero_ask {
+    bool waiting;
+    uint32_t request;
+    uint64_t since_ns;
+};
+
 enum update_state { UPDATE_NONE, UPDATE_PENDING, UPDATE_BEGUN };
 
 /* A message of a rank, kept for later. */
@@ -195,9 +203,7 @@ struct zero_rank {
         uint64_t offset, count;
         uint64_t since_ns;
     } io;
-    bool measure;
-    uint32_t measure_request;
-    uint64_t measure_ns;   /* since when it waits */
+    struct zero_ask measure, freeze;
     uint64_t comm_alone_ns;
     struct zero_comm comm;
     /* Tokens of its declarations. By the step's lowest bit: the rank may be one step ahead of the
@@ -305,6 +311,9 @@ struct zero {
     uint8_t *zeroed;           /* bucket: was set to zero instead */
     uint8_t *used_bits;
     uint32_t used_params;
+    uint8_t *frozen;           /* piece: its bits when a step begins */
+    uint32_t *frozen_pieces;   /* bucket */
+    uint8_t *freeze_wanted;    /* a bit for each parameter: what those who wait ask for */
     uint64_t *unit_fetches;    /* rank x unit, cumulative: served */
     uint32_t *unit_held;       /* rank x unit */
     uint64_t *unit_gather;     /* rank x fetch unit, stage 3: last gather op */
@@ -615,12 +624,20 @@ void grant_gathered(struct zero *z, const struct zero_flight *flight);
 /* Something of the rank was served, or residencies have ended. */
 void grant_served(struct zero *z, uint32_t rank);
 
-/* ---- zero_measure.c, zero_io.c --------------------------------------------------------------- */
+/* ---- zero_measure.c, zero_freeze.c, zero_io.c ------------------------------------------------ */
 
 void measure_request(struct zero *z, uint32_t rank, uint32_t request);
 void measure_pump(struct zero *z);
 void measure_op_done(struct zero *z, const struct zero_flight *flight, uint64_t duration_ns);
 void measure_reset(struct zero *z);
+int freeze_request(struct zero *z, uint32_t rank, const struct wire_msg *msg);
+void freeze_pump(struct zero *z);
+void freeze_reset(struct zero *z);
+/* No piece of it has a gradient. */
+static inline bool zero_frozen(const struct zero *z, uint32_t bucket)
+{
+    return z->frozen_pieces[bucket] == z->bucket_table[bucket].pieces;
+}
 void io_request(struct zero *z, uint32_t rank, const struct wire_msg *msg);
 void io_pump(struct zero *z);
 /* The ranks that are at work on a step; *ret_why says what the lowest of them does, or "". */

@@ -160,10 +160,12 @@ static uint64_t gather_ns(const struct zero *z, uint32_t rank)
 static void answer_all(struct zero *z, int code, const char *text)
 {
     for (uint32_t r = 0; r < z->world; r++) {
-        if (!z->ranks[r].measure)
+        struct zero_ask *ask = &z->ranks[r].measure;
+
+        if (!ask->waiting)
             continue;
-        z->ranks[r].measure = false;
-        zero_reply(z, r, z->ranks[r].measure_request, code, "%s", text);
+        ask->waiting = false;
+        zero_reply(z, r, ask->request, code, "%s", text);
     }
 }
 
@@ -179,16 +181,14 @@ static void finish(struct zero *z)
 
 void measure_request(struct zero *z, uint32_t rank, uint32_t request)
 {
-    struct zero_rank *mine = &z->ranks[rank];
+    struct zero_ask *ask = &z->ranks[rank].measure;
 
-    if (mine->measure) {
+    if (ask->waiting) {
         zero_reply(z, rank, request, GW_E_BUSY, "rank %u measures already", rank);
         return;
     }
     z->unheard++;
-    mine->measure = true;
-    mine->measure_request = request;
-    mine->measure_ns = z->now_ns;
+    *ask = (struct zero_ask){.waiting = true, .request = request, .since_ns = z->now_ns};
 }
 
 void measure_reset(struct zero *z)
@@ -222,8 +222,8 @@ static int all_asked(struct zero *z)
     struct ranks busy;
 
     for (uint32_t r = 0; r < z->world; r++) {
-        some |= z->ranks[r].measure;
-        all &= z->ranks[r].measure;
+        some |= z->ranks[r].measure.waiting;
+        all &= z->ranks[r].measure.waiting;
     }
     if (!some)
         return 0;

@@ -138,7 +138,7 @@ static bool counts(const struct zero *z, uint32_t rank, uint32_t bucket, uint32_
 {
     const struct zero_entry *entry = zero_entry(z, rank, bucket);
 
-    return z->local || entry->closed > m || !entry->done;
+    return !zero_frozen(z, bucket) && (z->local || entry->closed > m || !entry->done);
 }
 
 /* The sum between the runs reads and writes the contributions' own memory: that gives it back. */

@@ -125,20 +125,22 @@ static void fetches_wait(const struct zero *z, struct core_wait *wait)
     }
 }
 
-static void measures_wait(const struct zero *z, struct core_wait *wait)
+static void asks_wait(const struct zero *z, struct core_wait *wait, bool freeze)
 {
     struct text text = TEXT(wait->text);
     uint64_t since_ns = UINT64_MAX;
     struct ranks missing = {{0}};
 
     for (uint32_t r = 0; r < z->world; r++) {
-        if (!z->ranks[r].measure)
+        const struct zero_ask *ask = freeze ? &z->ranks[r].freeze : &z->ranks[r].measure;
+
+        if (!ask->waiting)
             ranks_add(&missing, r);
-        else if (z->ranks[r].measure_ns < since_ns)
-            since_ns = z->ranks[r].measure_ns;
+        else if (ask->since_ns < since_ns)
+            since_ns = ask->since_ns;
     }
     if (since_ns != UINT64_MAX && older(wait, since_ns, &missing))
-        text_add(&text, "measurement");
+        text_add(&text, "%s", freeze ? "freezing of parameters" : "measurement");
 }
 
 bool zero_oldest_wait(const struct zero *z, struct core_wait *ret_wait)
@@ -150,7 +152,8 @@ bool zero_oldest_wait(const struct zero *z, struct core_wait *ret_wait)
     io_wait(z, &wait);
     steps_wait(z, &wait);
     fetches_wait(z, &wait);
-    measures_wait(z, &wait);
+    asks_wait(z, &wait, false);
+    asks_wait(z, &wait, true);
     if (wait.since_ns == UINT64_MAX)
         return false;
     *ret_wait = wait;
@@ -164,7 +167,8 @@ static bool neighbours(const struct zero *z, uint32_t rank, uint32_t other)
     return ranks_has(&all, other);
 }
 
-/* Others have begun a step that the rank has not ended, or wait for its update or measuring. */
+/* Others have begun a step that the rank has not ended, or wait for its update, measuring or
+ * freezing. */
 bool zero_needs(const struct zero *z, uint32_t rank)
 {
     const struct zero_rank *gone = &z->ranks[rank];
@@ -178,7 +182,8 @@ bool zero_needs(const struct zero *z, uint32_t rank)
 
         if (r == rank)
             continue;
-        if (other->measure && !gone->measure)
+        if ((other->measure.waiting && !gone->measure.waiting) ||
+            (other->freeze.waiting && !gone->freeze.waiting))
             return true;
         if (other->io.waiting &&
             (gone->update == UPDATE_BEGUN || gone->resolved < z->committed))

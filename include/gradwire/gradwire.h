@@ -361,6 +361,15 @@ GW_API int gw_grad_put_sync(gw_job *job, uint32_t param, const void *values, uin
 /* Ends a micro-step that is not the step's last. Missing gradients count as zero. */
 GW_API int gw_micro_step_end(gw_job *job);
 
+/* From the next step on exactly these parameters are frozen (none: count 0); a new layout epoch.
+ * Frozen parameters have no gradients: a bucket is reduced once its other pieces are ready, and one
+ * that is frozen as a whole is not reduced at all; its reduced gradient reads as zero and is in no
+ * norm. They are fetched, updated and saved as ever. Set-up call that every rank makes, between
+ * steps, with the same set; GW_E_MISMATCH names the first difference, and ends the job. Ends with
+ * the seal: after a re-join nothing is frozen. No other call of the job's steps meanwhile.
+ * GW_E_TIMEOUT: call again with the same set. */
+GW_API int gw_freeze(gw_job *job, const uint32_t *params, size_t count, int64_t timeout_ns);
+
 struct gw_verdict {
     uint64_t step;         /* from 1 */
     double norm;           /* of the reduced gradient, each shard once, rounded to fp32 */
@@ -552,6 +561,7 @@ struct gw_stats {
     uint64_t comm_alone_ns; /* one step's ops, as measured by gw_measure_sync; 0: not measured */
     uint64_t late_ns, queued_ns, exposed_ns, wakeup_ns; /* the rank's waits, split without rest */
     uint64_t staged_bytes; /* copied because device memory could not be exported */
+    uint64_t layout_epoch; /* calls of gw_freeze that counted, since the seal; on all ranks alike */
 };
 GW_API int gw_stats_sync(gw_job *job, int64_t timeout_ns, struct gw_stats *ret_stats);
 /* Runs each op of a step three times while no rank computes, for comm_alone (medians). Every rank

@@ -118,7 +118,8 @@ class Stats(C.Structure):
         (n, C.c_uint64) for n in ("prefetch_hits", "prefetch_misses", "prefetch_drops",
                                   "gathered_bytes_now", "gathered_bytes_max", "overflow_slots",
                                   "copied_in_bytes", "comm_ns", "comm_alone_ns", "late_ns",
-                                  "queued_ns", "exposed_ns", "wakeup_ns", "staged_bytes")]
+                                  "queued_ns", "exposed_ns", "wakeup_ns", "staged_bytes",
+                                  "layout_epoch")]
 
 
 class Error(Exception):
@@ -517,6 +518,10 @@ class Job:
         s = Stats(struct_size=C.sizeof(Stats))
         call("gw_stats_sync", self.handle, C.c_int64(timeout), C.byref(s))
         return s
+
+    def freeze(self, params, timeout=20 * S):
+        call("gw_freeze", self.handle, (C.c_uint32 * len(params))(*params),
+             C.c_size_t(len(params)), C.c_int64(timeout))
 
     def measure(self, timeout=60 * S):
         call("gw_measure_sync", self.handle, C.c_int64(timeout))

@@ -11,6 +11,7 @@ import threading
 import pytest
 
 import gw
+from conftest import until
 from fakegpus import control
 from test_cases import ALIGN_1, sealed, where  # noqa: F401  pylint: disable=unused-import
 from test_cases_sums import calls, typed
@@ -353,8 +354,87 @@ def f02_rank(rank, world, where, stage):
     return seen
 
 
+F02 = [([{10.0}, {10.0}], [1, 1]), ([{8.5}, {8.5}], [0, 1]), ([{8.5}, {7.0}], [0, 1]),
+       ([{8.5}, {5.5}], [1, 1]), [{7.0}, {4.0}]]
+
+
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_f02_a_layer_is_frozen_for_two_steps(where, stage):
-    want = [([{10.0}, {10.0}], [1, 1]), ([{8.5}, {8.5}], [0, 1]), ([{8.5}, {7.0}], [0, 1]),
-            ([{8.5}, {5.5}], [1, 1]), [{7.0}, {4.0}]]
-    assert gw.run(2, f02_rank, 2, where, stage) == [want] * 2
+    assert gw.run(2, f02_rank, 2, where, stage) == [F02] * 2
+
+
+def f02_epochs_rank(rank, world, where, stage):
+    """As f02_rank, layer 0 frozen by name; what each step sent beside it."""
+    numel = 40
+    kind = 1 if stage else 0  # reduce-scatter, all-reduce
+    job = sealed(rank, world, where, [numel] * 2, stage=stage, bucket_bytes=4 * numel)
+    if rank == 0:
+        for j in range(2):
+            job.write(j, [10.0] * numel)
+    job.barrier()
+    seen, sent, epochs, before = [], [], [], 0
+    for frozen in ([], [0], [0], []):
+        job.freeze(frozen)
+        values = [fetched(job, j, [j], numel)[0] for j in range(2)]
+        for j in (1, 0):
+            if j not in frozen:
+                job.put(j, [rank + 1.0] * numel)
+        job.step_end()
+        job.wait_step()
+        stats = job.stats()
+        sent.append(stats.kinds[kind].payload_bytes - before)
+        epochs.append(stats.layout_epoch)
+        before += sent[-1]
+        seen.append((values, [job.used(j) for j in range(2)]))
+        descend(job)
+    seen.append([fetched(job, j, [j], numel)[0] for j in range(2)])
+    with pytest.raises(gw.Error) as error:
+        job.freeze([2])
+    assert error.value.name == "GW_E_INVALID"
+    job.close()
+    return seen, sent, epochs
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_f02_each_freeze_is_a_new_layout_epoch(where, stage):
+    want = F02, [320, 160, 160, 320], [1, 2, 3, 4]
+    assert gw.run(2, f02_epochs_rank, 2, where, stage) == [want] * 2
+
+
+def f02_early_rank(rank, world, where):
+    """A frozen parameter of the bucket holds it back in no step: all is sent before its end."""
+    job = sealed(rank, world, where, [8, 8], stage=2, bucket_bytes=64,
+                 shard_align_bytes=ALIGN_1)
+    job.freeze([0])
+    sent = []
+    for step in range(2):
+        job.put(1, [rank + 1.0] * 8)
+        until(lambda: job.stats().kinds[1].calls == step + 1, what="a reduction")
+        job.step_end()
+        job.wait_step()
+        sent.append([set(g) for g in job.grads()])
+    with pytest.raises(gw.Error) as error:
+        job.put(0, [1.0] * 8)
+    assert (error.value.name, "is frozen" in error.value.text) == ("GW_E_STATE", True)
+    job.close()
+    return sent
+
+
+def test_f02_a_frozen_parameter_holds_nothing_back(where):
+    halves = gw.run(2, f02_early_rank, 2, where)
+    assert halves == [[[{0.0}]] * 2, [[{1.5}]] * 2]
+
+
+def f02_differ_rank(rank, world, where):
+    job = sealed(rank, world, where, [8, 8], stage=2, bucket_bytes=64,
+                 shard_align_bytes=ALIGN_1)
+    with pytest.raises(gw.Error) as error:
+        job.freeze([rank])
+    job.close()
+    return error.value.name, error.value.text
+
+
+def test_f02_ranks_that_freeze_other_parameters(where):
+    first, second = gw.run(2, f02_differ_rank, 2, where)
+    assert first == second and first[0] == "GW_E_MISMATCH"
+    assert "parameter 0" in first[1] and "does not" in first[1]

@@ -78,6 +78,33 @@ static void each_micro_step_closes_one_contribution(void **state)
     ledger_free(ledger);
 }
 
+/* Bucket 0 closes without its frozen piece, bucket 1 has no contributions; until thawed. */
+static void frozen_pieces_are_not_waited_for(void **state)
+{
+    static const struct gw_layout_param params[] = {
+        {.first_piece = 0, .pieces = 1}, {.first_piece = 1, .pieces = 1},
+        {.first_piece = 2, .pieces = 1}};
+    struct ledger *ledger = make(0, 2, true);
+
+    (void)state;
+    ledger_freeze(ledger, params, 3, &(uint8_t){5});
+    assert_int_equal(ledger_check_acquire(ledger, 0), LEDGER_FROZEN);
+    assert_int_equal(ledger_check_ready(ledger, 2, GW_GRAD_FINAL), LEDGER_FROZEN);
+    assert_true(ledger_completes(ledger, 1));
+    assert_true(give(ledger, 1, GW_GRAD_ACCUMULATE));
+    ledger_micro_end(ledger);
+    ledger_step_end(ledger);
+    assert_int_equal(ledger->buckets[0].count, 2);
+    assert_int_equal(ledger->buckets[1].count, 0);
+    ledger_freeze(ledger, params, 3, &(uint8_t){0});
+    assert_false(give(ledger, 1, GW_GRAD_FINAL));
+    assert_true(give(ledger, 2, GW_GRAD_FINAL));
+    ledger->shut = true;
+    assert_int_equal(ledger_check_acquire(ledger, 0), LEDGER_SHUT);
+    assert_int_equal(ledger_check_ready(ledger, 0, GW_GRAD_FINAL), LEDGER_SHUT);
+    ledger_free(ledger);
+}
+
 static void a_final_bucket_has_no_later_contribution(void **state)
 {
     struct ledger *ledger = make(0, 3, true);
@@ -214,6 +241,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_bucket_closes_with_its_last_piece),
         cmocka_unit_test(each_micro_step_closes_one_contribution),
+        cmocka_unit_test(frozen_pieces_are_not_waited_for),
         cmocka_unit_test(a_final_bucket_has_no_later_contribution),
         cmocka_unit_test(what_cannot_be_is_refused),
         cmocka_unit_test(slots_are_free_once_their_contribution_is_consumed),

@@ -94,6 +94,10 @@ static void check_equal(const struct wire_msg *want, const struct wire_msg *got)
         assert_memory_equal(got->u.timeline_events.handles, want->u.timeline_events.handles,
                             want->u.timeline_events.handle_bytes);
         break;
+    case WIRE_FREEZE:
+        assert_int_equal(got->u.freeze.bytes, want->u.freeze.bytes);
+        assert_memory_equal(got->u.freeze.params, want->u.freeze.params, want->u.freeze.bytes);
+        break;
     case WIRE_HANDOVER:
         assert_int_equal(got->u.handover.hello_bytes, want->u.handover.hello_bytes);
         assert_memory_equal(got->u.handover.hello, want->u.handover.hello,

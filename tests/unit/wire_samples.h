@@ -253,6 +253,9 @@ static void samples_zero(void)
     msg->u.param_io.param = UINT32_MAX;
     msg->u.param_io.offset = UINT64_MAX;
     msg->u.param_io.count = GW_STAGING_BYTES / 4;
+    msg = sample_add(WIRE_FREEZE);
+    msg->u.freeze.params = samples_handles;
+    msg->u.freeze.bytes = sizeof(samples_handles);
     msg = sample_add(WIRE_ARRAY_GET);
     msg->u.array_get.dtype = GW_DTYPE_BF16;
     samples_fill(msg->u.array_get.name, GW_LABEL_MAX + 1);

@@ -357,7 +357,7 @@ static void add_zero_rank(struct dump *dump, const struct zero *z, const struct 
     add(dump, mine->ended | mine->resolved << 32);
     add(dump, mine->update | (uint64_t)mine->update_told << 8);
     add(dump, mine->skipped | mine->slot_news << 1 | mine->overflow_pending << 2 |
-                  mine->late_update << 3 | mine->io.waiting << 4 | mine->measure << 5);
+                  mine->late_update << 3 | mine->io.waiting << 4 | mine->measure.waiting << 5);
     add(dump, mine->micro | (uint64_t)mine->open_buckets << 32);
     add(dump, mine->undone_buckets | (uint64_t)mine->held << 32);
     add(dump, mine->overflows);
