@@ -189,7 +189,7 @@ static void client_new(uint32_t rank)
 
 static void start(void)
 {
-    const struct device_config config = {on_wake, NULL};
+    const struct device_config config = {.wake = on_wake};
     struct fabric_config fabric_config = {
         .world = RANKS, .op_timeout_ns = 4 * deadline_ns, .device_ops = device_ops};
 
