@@ -29,7 +29,7 @@ HEADERS = {"stddef.h", "stdint.h", "stdbool.h", "stdarg.h", "stdlib.h", "stdio.h
            "strings.h", "limits.h", "math.h", "float.h", "inttypes.h", "assert.h", "ctype.h"}
 # directory -> what its files may include
 LAYERS = {
-    "daemon/base": ("gradwire/errors.h", "daemon/base/"),
+    "daemon/base": ("gradwire/errors.h", "proto/limits.h", "daemon/base/"),
     "proto": ("gradwire/", "daemon/base/", "proto/"),
     "daemon/core": ("gradwire/", "daemon/base/", "proto/", "daemon/core/"),
     "daemon/conf": ("gradwire/", "daemon/base/", "daemon/conf/"),
