@@ -47,15 +47,19 @@ class Gpu:
             os.environ["GRADWIRE_BUILD"], "client/cuda/libgradwire-cuda.so"), C.RTLD_GLOBAL)
         self.library.gw_cuda_device_free.argtypes = [C.c_void_p]
         self.do("cuInit", 0)
-        count, context = C.c_int(), C.c_void_p()
+        count, self.context = C.c_int(), C.c_void_p()
         self.do("cuDeviceGetCount", C.byref(count))
         self.ordinal = rank % count.value
-        self.do("cuDevicePrimaryCtxRetain", C.byref(context), self.ordinal)
-        self.do("cuCtxSetCurrent", context)
+        self.do("cuDevicePrimaryCtxRetain", C.byref(self.context), self.ordinal)
+        self.enter()
         self.streams, self.memory, self.pinned = [], set(), []
         self.stream = self.new_stream()
         self.device = C.c_void_p()
         self.gradwire("gw_cuda_device_new", self.ordinal, C.byref(self.device))
+
+    def enter(self):
+        """What each thread that uses it begins with."""
+        self.do("cuCtxSetCurrent", self.context)
 
     def close(self):
         """Nothing is left then: what the doubles find after it is a leak."""

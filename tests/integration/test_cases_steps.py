@@ -267,6 +267,8 @@ def d03_rank(rank, world, where):
     both = threading.Barrier(2)
 
     def use():
+        if gw.GPU:
+            gw.GPU.enter()
         for u in range(units):
             together.wait(20)
             job.wait(job.fetch(u))
@@ -287,7 +289,6 @@ def d03_rank(rank, world, where):
     return gathers, wrong, [t.is_alive() for t in threads]
 
 
-@pytest.mark.host_only("threads share a CUDA context; fetches are the same")
 def test_d03_two_threads_fetch_one_unit_in_one_gather(where):
     assert gw.run(2, d03_rank, 2, where) == [(12, [], [False, False])] * 2
 
