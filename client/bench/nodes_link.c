@@ -49,7 +49,7 @@ static int join_namespace(const char *pid, const char *name, int type)
     return r;
 }
 
-/* As the words of its command would: nsenter -t PID [-U ...] -n -m. */
+/* As the words of its command would: nsenter -t PID [-U ...] -n [-m]. */
 static int enter(const struct node *node)
 {
     const char *pid = NULL;

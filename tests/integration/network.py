@@ -83,6 +83,7 @@ class Network:
         """rate: of each node's link, as tc writes it ("1gbit"); None: unshaped. namespaces: True:
         or fail; False: loopback."""
         self.nodes, self.switch, self.pids, self.why = nodes, None, [], None
+        self.mounts = []
         try:
             if namespaces is False:
                 raise Refused("loopback was asked for")
@@ -129,6 +130,10 @@ class Network:
                 {self.inside(node)} ip link set lo up
                 {self.inside(node)} ip address add {self.address(node)}/24 dev eth0
                 {self.inside(node)} ip link set eth0 up""")
+        # Who lives in a chroot would leave it: then all nodes have its /sys.
+        if self.switch.run(f"{self.inside(0)} -m stat -c %d:%i /").split() == [
+                "{0.st_dev}:{0.st_ino}".format(os.stat("/"))]:
+            self.mounts = ["-m"]
 
     def inside(self, node):
         """For commands of the switch's shell, which has the rights."""
@@ -140,7 +145,7 @@ class Network:
         """A command that runs what follows on the node."""
         if self.why is not None:
             return []
-        return ["nsenter", "-t", str(self.pids[node]), *self.enter, "-n", "-m", "--"]
+        return ["nsenter", "-t", str(self.pids[node]), *self.enter, "-n", *self.mounts, "--"]
 
     def interface(self, node):  # pylint: disable=unused-argument
         return "lo" if self.why is not None else "eth0"
