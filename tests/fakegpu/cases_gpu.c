@@ -358,10 +358,14 @@ static void peers(void)
 {
     float *a, *b, *to = host_new(0);
     cudaStream_t stream;
-    int can = 0;
+    int can = 0, rank = -1;
 
     CUDA(cudaDeviceCanAccessPeer(&can, 1, 0));
     EXPECT(can);
+    CUDA(cudaDeviceGetP2PAttribute(&rank, cudaDevP2PAttrPerformanceRank, 1, 0));
+    EXPECT(rank == 0);
+    EXPECT(cudaDeviceGetP2PAttribute(&rank, cudaDevP2PAttrPerformanceRank, 1, 1) ==
+           cudaErrorInvalidDevice);
     a = device_new();
     CUDA(launch_fill(a, 5, COUNT, NULL));
     CUDA(cudaDeviceSynchronize());

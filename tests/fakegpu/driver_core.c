@@ -336,15 +336,18 @@ int fg_ordinal_of_gpu(int gpu)
 CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
 {
     int gpu = fg_gpu_of_ordinal(device);
+    CUresult r = CUDA_SUCCESS;
 
     if (gpu < 0)
         return CUDA_ERROR_INVALID_DEVICE;
     pthread_mutex_lock(&context_lock);
-    if (!contexts[gpu].retained++)
-        core_call(FG_CONTEXT, (uint32_t)gpu, ARGS(1), NULL);
+    if (!contexts[gpu].retained)
+        r = core_call(FG_CONTEXT, (uint32_t)gpu, ARGS(1), NULL);
+    contexts[gpu].retained += r == CUDA_SUCCESS;
     pthread_mutex_unlock(&context_lock);
-    *context = &contexts[gpu];
-    return CUDA_SUCCESS;
+    if (!r)
+        *context = &contexts[gpu];
+    return r;
 }
 
 CUresult cuDevicePrimaryCtxRelease(CUdevice device)
@@ -431,11 +434,16 @@ int fg_set_device(int ordinal)
     static bool held[FG_GPUS_MAX];
     int gpu = fg_gpu_of_ordinal(ordinal);
     CUcontext context;
+    CUresult r = CUDA_SUCCESS;
 
     if (gpu < 0)
         return fg_gpu_count() ? CUDA_ERROR_INVALID_DEVICE : CUDA_ERROR_NO_DEVICE;
     if (!__atomic_exchange_n(&held[gpu], true, __ATOMIC_ACQ_REL))
-        (void)cuDevicePrimaryCtxRetain(&context, ordinal);
+        r = cuDevicePrimaryCtxRetain(&context, ordinal);
+    if (r) {
+        __atomic_store_n(&held[gpu], false, __ATOMIC_RELEASE);
+        return r;
+    }
     return cuCtxSetCurrent(&contexts[gpu]);
 }
 

@@ -94,6 +94,7 @@ static int attribute(CUdevice_attribute which, uint32_t gpu, uint64_t caps)
     case CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS_V1:
     case CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS:
         return (caps & FG_CAP_MEMOPS) != 0;
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_MODE: return caps >> FG_MODE_SHIFT & 0xff;
     case CU_DEVICE_ATTRIBUTE_MPS_ENABLED: return (caps & FG_CAP_MPS) != 0;
     case CU_DEVICE_ATTRIBUTE_PCI_BUS_ID: return (int)gpu + 1;
     case CU_DEVICE_ATTRIBUTE_CLOCK_RATE: return 1700000;
@@ -130,6 +131,41 @@ CUresult cuDeviceCanAccessPeer(int *can, CUdevice device, CUdevice peer)
     if (!r)
         *can = reply.v[3] >> other & 1;
     return r;
+}
+
+/* Of GPUs that reach each other: over NVLink, or where links differ (inject links), over PCIe too,
+ * which is slower and has no atomics. Of others nothing is documented but that they don't. */
+CUresult cuDeviceGetP2PAttribute(int *value, CUdevice_P2PAttribute which, CUdevice from,
+                                 CUdevice to)
+{
+    int gpu = fg_gpu_of_ordinal(from), other = fg_gpu_of_ordinal(to);
+    struct fg_reply reply;
+    uint64_t group;
+    bool reached, fast;
+    CUresult r;
+
+    if (gpu < 0 || other < 0 || gpu == other)
+        return CUDA_ERROR_INVALID_DEVICE;
+    r = core_call(FG_DEVICE, (uint32_t)gpu, ARGS(0), &reply);
+    if (r)
+        return r;
+    group = reply.v[2] >> FG_LINKS_SHIFT;
+    reached = reply.v[3] >> other & 1;
+    fast = !group || ((uint64_t)gpu - core_first_gpu()) / group ==
+                         ((uint64_t)other - core_first_gpu()) / group;
+    switch (which) {
+    case CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK:
+        *value = reached ? !fast : 77;
+        return CUDA_SUCCESS;
+    case CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED:
+        *value = reached;
+        return CUDA_SUCCESS;
+    case CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED:
+        *value = reached && fast;
+        return CUDA_SUCCESS;
+    default:
+        return CUDA_ERROR_INVALID_VALUE;
+    }
 }
 
 CUresult cuCtxEnablePeerAccess(CUcontext context, unsigned int flags)

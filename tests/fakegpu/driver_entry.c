@@ -21,6 +21,7 @@ static const struct {
     ROW(cuDeviceGet)
     ROW(cuDeviceGetAttribute)
     ROW(cuDeviceGetCount)
+    ROW(cuDeviceGetP2PAttribute)
     ROW(cuDeviceGetUuid)
     ROW(cuDevicePrimaryCtxRelease)
     ROW(cuDevicePrimaryCtxRetain)

@@ -32,7 +32,8 @@ enum fg_kind {
     FG_HELLO = 1,   /* pid, node, channel (0 calls, 1 host functions: process id in a[3]), flags,
                      * hardware queues (0: 8) -> process id, GPUs per node, first GPU of the node */
     FG_BYE,         /* leave in an orderly way: leaks are looked for */
-    FG_DEVICE,      /* -> total bytes, free bytes, FG_CAP_*, bit per GPU whose memory it reaches */
+    FG_DEVICE,      /* -> total bytes, free bytes, FG_CAP_* and more (FG_MODE_SHIFT, ...), bit per
+                     * GPU whose memory it reaches */
     FG_CONTEXT,     /* 1 made, 0 destroyed */
     FG_ALLOC,       /* bytes -> address */
     FG_FREE,        /* address */
@@ -82,6 +83,8 @@ enum { FG_MEM_NONE, FG_MEM_DEVICE, FG_MEM_HOST, FG_MEM_REGISTERED };
 /* Bits 32.. of FG_POINTER's third word. */
 enum { FG_MAP_MALLOC, FG_MAP_IPC, FG_MAP_VMM, FG_MAP_HOST, FG_MAP_REGISTERED };
 enum { FG_CAP_MEMOPS = 1, FG_CAP_IPC = 2, FG_CAP_MPS = 4 };
+/* Beside the FG_CAP_*: the compute mode, 8 bits, and how many GPUs share faster links (0: all). */
+enum { FG_MODE_SHIFT = 8, FG_LINKS_SHIFT = 16 };
 enum { FG_HELLO_NO_LEAKS = 1 }; /* leaks of this process are not reported */
 enum { FG_MEMOP_WAIT, FG_MEMOP_WRITE };
 enum { FG_WAIT_GEQ, FG_WAIT_EQ, FG_WAIT_AND, FG_WAIT_NOR };

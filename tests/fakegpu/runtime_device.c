@@ -97,6 +97,11 @@ cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer)
     return runtime_result(cuDeviceCanAccessPeer(can, device, peer));
 }
 
+cudaError_t cudaDeviceGetP2PAttribute(int *value, enum cudaDeviceP2PAttr which, int from, int to)
+{
+    return runtime_result(cuDeviceGetP2PAttribute(value, (CUdevice_P2PAttribute)which, from, to));
+}
+
 static cudaError_t with_peer(int peer, CUresult (*call)(CUcontext context))
 {
     CUcontext context;
@@ -164,6 +169,7 @@ const char *cudaGetErrorName(cudaError_t error)
         {cudaErrorMemoryAllocation, "cudaErrorMemoryAllocation"},
         {cudaErrorInitializationError, "cudaErrorInitializationError"},
         {cudaErrorInvalidDeviceFunction, "cudaErrorInvalidDeviceFunction"},
+        {cudaErrorDevicesUnavailable, "cudaErrorDevicesUnavailable"},
         {cudaErrorNoDevice, "cudaErrorNoDevice"},
         {cudaErrorInvalidDevice, "cudaErrorInvalidDevice"},
         {cudaErrorInvalidResourceHandle, "cudaErrorInvalidResourceHandle"},

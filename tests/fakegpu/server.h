@@ -30,6 +30,7 @@ enum {
     E_INVALID_VALUE = 1,
     E_OUT_OF_MEMORY = 2,
     E_NOT_INITIALIZED = 3,
+    E_DEVICE_UNAVAILABLE = 46,
     E_INVALID_DEVICE = 101,
     E_ALREADY_MAPPED = 208,
     E_NOT_SUPPORTED_PEER = 217,
@@ -278,11 +279,17 @@ struct process {
     struct process *next;
 };
 
+/* CUcomputemode */
+enum { MODE_PROHIBITED = 2, MODE_EXCLUSIVE_PROCESS = 3 };
+
 struct inject {
     uint32_t oom, oom_after, ipc_open_fail;
     uint32_t peers;        /* GPUs reach each other in groups of so many; 0: all */
     uint32_t streams;      /* of a process on one GPU, at most; 0: any number */
+    uint32_t links;        /* peers in groups of so many have the faster link; 0: all */
+    uint32_t compute_mode; /* MODE_*; 0: any number of processes */
     bool no_memops, no_ipc;
+    bool no_vmm_export; /* memory has no descriptor */
     bool few_peers; /* no room for another peer, wherever one is possible */
 };
 

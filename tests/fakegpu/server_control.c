@@ -5,8 +5,10 @@
  *   seed N | delay PERCENT        from now on
  *   order on|off                  whether unordered accesses are looked for (on)
  *   inject oom N [AFTER] | ipc-open-fail N | sticky PID|all [N]
- *   inject no-stream-memops | no-ipc
+ *   inject no-stream-memops | no-ipc | no-vmm-export
+ *   inject compute-mode N         as CUcomputemode: 2 takes no context, 3 those of one process
  *   inject peers N | few-peers    GPUs reach each other in groups of N (1: none); no room for peers
+ *   inject links N                peers in groups of N have the faster link
  *   inject streams N              of a process on one GPU, at most
  *   inject nccl-... ARGS          of the NCCL part
  *   inject none                   ends injections
@@ -66,6 +68,12 @@ static bool inject(struct server *s, const char *kind, char *args)
         s->inject.no_memops = true;
     else if (!strcmp(kind, "no-ipc"))
         s->inject.no_ipc = true;
+    else if (!strcmp(kind, "no-vmm-export"))
+        s->inject.no_vmm_export = true;
+    else if (!strcmp(kind, "compute-mode"))
+        s->inject.compute_mode = (uint32_t)number(who, 0);
+    else if (!strcmp(kind, "links"))
+        s->inject.links = (uint32_t)number(who, 0);
     else if (!strcmp(kind, "peers"))
         s->inject.peers = (uint32_t)number(who, 1);
     else if (!strcmp(kind, "few-peers"))

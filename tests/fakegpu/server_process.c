@@ -102,9 +102,39 @@ static void device(struct server *s, struct call *c)
     c->reply.v[1] = gpu->total_bytes - gpu->used_bytes;
     c->reply.v[2] = (s->no_memops || s->inject.no_memops ? 0u : (unsigned)FG_CAP_MEMOPS) |
                     (s->inject.no_ipc ? 0u : (unsigned)FG_CAP_IPC) |
-                    (s->mps ? (unsigned)FG_CAP_MPS : 0u);
+                    (s->mps ? (unsigned)FG_CAP_MPS : 0u) |
+                    (uint64_t)s->inject.compute_mode << FG_MODE_SHIFT |
+                    (uint64_t)s->inject.links << FG_LINKS_SHIFT;
     for (uint32_t i = 0; i < s->gpu_count; i++)
         c->reply.v[3] |= (uint64_t)gpus_are_peers(s, gpu->index, (int)i) << i;
+}
+
+/* drv cuCtxCreate, CUcomputemode: prohibited takes none, exclusive-process those of one process,
+ * which is MPS' server where there is one. */
+static bool takes_context(const struct server *s, const struct call *c)
+{
+    bool taken = false;
+
+    for (const struct process *p = s->processes; p; p = p->next)
+        taken |= p != c->process && !p->gone && p->contexts >> c->q->device & 1;
+    switch (s->inject.compute_mode) {
+    case MODE_PROHIBITED:
+        return false;
+    case MODE_EXCLUSIVE_PROCESS:
+        return s->mps || !taken;
+    default:
+        return true;
+    }
+}
+
+static void context(struct server *s, struct call *c)
+{
+    if (!c->q->a[0])
+        c->process->contexts &= ~(UINT64_C(1) << c->q->device);
+    else if (takes_context(s, c))
+        c->process->contexts |= UINT64_C(1) << c->q->device;
+    else
+        c->reply.error = E_DEVICE_UNAVAILABLE;
 }
 
 static void peer(struct server *s, struct call *c)
@@ -156,10 +186,7 @@ void process_request(struct server *s, struct call *c)
         device(s, c);
         break;
     case FG_CONTEXT:
-        if (c->q->a[0])
-            c->process->contexts |= UINT64_C(1) << c->q->device;
-        else
-            c->process->contexts &= ~(UINT64_C(1) << c->q->device);
+        context(s, c);
         break;
     case FG_PEER:
         peer(s, c);

@@ -363,7 +363,7 @@ static void vmm_export(struct server *s, struct call *c)
     int ends[2] = {-1, -1};
 
     c->reply.error = E_INVALID_VALUE;
-    if (!phys || !phys->exportable || s->inject.no_ipc)
+    if (!phys || !phys->exportable || s->inject.no_ipc || s->inject.no_vmm_export)
         return;
     if (phys->token_fd < 0) {
         if (pipe2(ends, O_CLOEXEC) || fstat(ends[0], &status))
