@@ -6,6 +6,7 @@ access that CUDA gives nobody. And what doctor says of GPUs that work.
 import ctypes
 import json
 import subprocess
+import sys
 
 import pytest
 
@@ -97,6 +98,15 @@ def test_memory_that_ranks_export_is_read_by_its_own_gpu_alone(gpus, daemon, tmp
 # ---- doctor --------------------------------------------------------------------------------------
 
 
+HOLDS_GPU_0 = """
+import ctypes, sys
+cuda, context = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
+print(cuda.cuInit(0) or cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0), flush=True)
+sys.stdin.read()
+cuda.cuDevicePrimaryCtxRelease_v2(0)
+"""
+
+
 def doctor(code=None):
     done = subprocess.run([str(GWCTL), "doctor", "--json", "--plugins", str(PLUGINS)],
                           capture_output=True, text=True, timeout=120 * SLOWER, check=False)
@@ -106,10 +116,7 @@ def doctor(code=None):
 
 
 def test_doctor_tells_what_gpus_do_for_each_other_and_the_host(gpus, monkeypatch):
-    gpus.control("inject", "peers", 2)
     found = doctor()
-    assert found["peer access"]["verdict"] == "warn"
-    assert found["peer access"]["found"] == "4 of 12 pairs of GPUs"
     for gpu in range(WORLD):
         point = found[f"GPU {gpu} atomics"]
         assert point["verdict"] == "note" and "not atomic to the CPU" in point["found"]
@@ -120,15 +127,87 @@ def test_doctor_tells_what_gpus_do_for_each_other_and_the_host(gpus, monkeypatch
     assert "ncclCommWindowRegister" in found["NCCL"]["advice"]
 
 
-def test_doctor_tries_what_is_exported(gpus):
-    assert not [name for name in doctor() if name.endswith(" sharing")]
-    gpus.control("inject", "no-ipc")
+ALL = "0,1,2,3"
+LINKS_OF_PAIRS = ("rank 0, native atomics: among 0-1, among 2-3; "
+                  "rank 1, no native atomics: 0-1 to 2-3, 2-3 to 0-1")
+
+
+@pytest.mark.parametrize("lines, access, links, visible", [
+    ([], ("good", "0-3 all"), ("good", "rank 0, native atomics: among 0-3"), ALL),
+    (["peers 1"], ("warn", "0-3 none"), None, ALL),
+    (["peers 2"], ("warn", "0-1 not 2-3; 2-3 not 0-1"),
+     ("good", "rank 0, native atomics: among 0-1, among 2-3"), ALL),
+    (["peers 2"], ("warn", "0,2 not 1,3; 1,3 not 0,2"),
+     ("good", "rank 0, native atomics: among 0,2, among 1,3"), "3,0,2,1"),
+    (["links 2"], ("good", "0-3 all"), ("note", LINKS_OF_PAIRS), ALL),
+    (["peers 3", "links 1"], ("warn", "0-2 not 3; 3 none"),
+     ("good", "rank 1, no native atomics: among 0-2"), ALL),
+])
+def test_doctor_names_gpus_that_reach_each_other_and_how(gpus, monkeypatch, lines, access, links,
+                                                         visible):
+    """By the numbers that processes know them by."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    for line in lines:
+        gpus.control("inject", *line.split())
     found = doctor()
+    point = found["peer access"]
+    assert (point["verdict"], point["found"]) == access
+    assert ("go through the host" in point["advice"]) == (access[0] == "warn")
+    point = found.get("peer links")
+    assert (point and (point["verdict"], point["found"])) == links
+    assert not point or ("those of one rank" in point["advice"]) == (links[0] == "note")
+
+
+@pytest.mark.parametrize("lines, ipc, descriptors, code", [
+    ([], "good", "good", 0),
+    (["no-ipc"], "warn", "bad", 69),  # which takes descriptors too
+    (["no-vmm-export"], "good", "bad", 69)])
+def test_doctor_tries_what_is_exported(gpus, lines, ipc, descriptors, code):
+    for line in lines:
+        gpus.control("inject", line)
+    found = doctor(code)
     for gpu in range(WORLD):
-        point = found[f"GPU {gpu} sharing"]
-        assert (point["verdict"], point["found"]) == (
-            "warn", "memory cannot be exported by CUDA IPC")
-        assert "staging buffer" in point["advice"]
+        point = found[f"GPU {gpu} IPC"]
+        assert point["verdict"] == ipc
+        assert ("staging buffer" in point["advice"]) == (ipc == "warn")
+        point = found[f"GPU {gpu} descriptors"]
+        assert point["verdict"] == descriptors
+        assert ("cannot be exported" in point["found"]) == (descriptors == "bad")
+        assert ("vGPU" in point["advice"]) == (descriptors == "bad")
+
+
+# cuda.h: CU_COMPUTEMODE_DEFAULT, _PROHIBITED, _EXCLUSIVE_PROCESS
+@pytest.mark.parametrize("mode, verdict, says, code", [
+    (0, "good", "default", 0),
+    (2, "bad", "prohibited", 69),
+    (3, "warn", "a second one's context is refused", 0),
+    pytest.param(3, "good", "that of MPS", 0, marks=pytest.mark.gpu_options("--mps"))])
+def test_doctor_says_whom_the_compute_mode_keeps_out(gpus, mode, verdict, says, code):
+    gpus.control("inject", "compute-mode", mode)
+    found = doctor(code)
+    for gpu in range(WORLD):
+        point = found[f"GPU {gpu} mode"]
+        assert point["verdict"] == verdict and says in point["found"]
+        assert ("nvidia-smi -c DEFAULT" in point["advice"]) == (verdict != "good")
+        assert found[f"GPU {gpu}"]["verdict"] == ("bad" if mode == 2 else "good")
+
+
+def test_doctor_says_the_mode_of_a_gpu_that_another_process_keeps(gpus):
+    """As a trainer does under exclusive-process: there is no context then, the mode says why."""
+    gpus.control("inject", "compute-mode", 3)
+    trainer = subprocess.Popen([sys.executable, "-c", HOLDS_GPU_0], stdin=subprocess.PIPE,
+                               stdout=subprocess.PIPE)
+    try:
+        assert trainer.stdout.readline() == b"0\n"
+        found = doctor(69)
+        assert found["GPU 0"]["verdict"] == "bad" and "no context" in found["GPU 0"]["found"]
+        assert "busy or unavailable" in found["GPU 0"]["found"]
+        assert found["GPU 0 mode"]["verdict"] == "warn"
+        assert found["GPU 1"]["verdict"] == "good"
+        trainer.communicate(timeout=20 * SLOWER)
+    finally:
+        trainer.kill()
+        trainer.wait()
 
 
 @pytest.mark.no_gpus

@@ -18,7 +18,6 @@
 #include "daemon/device/cuda/probe.h"
 #include "daemon/fabric/nccl/nccl.h"
 
-#define GPUS_MAX 64
 #define GPUS_ADVICE                                                                                \
     "nvidia-smi shows what the driver sees; in a unit, no PrivateDevices=; in a container, pass "  \
     "the GPUs in; CUDA_VISIBLE_DEVICES may hide them"
@@ -165,11 +164,17 @@ static void look_at_mode(const struct probe *probe, int gpu, const char *name)
     int mode = attribute(gpu, cudaDevAttrComputeMode);
 
     if (mode == cudaComputeModeProhibited)
-        say(probe, name, PLUGIN_BAD, "nvidia-smi -c DEFAULT", "compute mode: prohibited");
-    else if (mode == cudaComputeModeExclusiveProcess)
+        say(probe, name, PLUGIN_BAD, "nvidia-smi -c DEFAULT",
+            "compute mode: prohibited, no process may use it");
+    else if (mode != cudaComputeModeExclusiveProcess)
+        say(probe, name, PLUGIN_GOOD, NULL, "compute mode: default");
+    else if (attribute(gpu, cudaDevAttrMpsEnabled))
+        say(probe, name, PLUGIN_GOOD, NULL,
+            "compute mode: exclusive process, which is that of MPS for gradwire and trainers");
+    else
         say(probe, name, PLUGIN_WARN,
             "gradwire and the trainer are two processes on one GPU: nvidia-smi -c DEFAULT, or MPS",
-            "compute mode: exclusive process");
+            "compute mode: exclusive process, a second one's context is refused");
 }
 
 /* What ordering between processes rests on. */
@@ -254,16 +259,23 @@ static bool export_ipc(void)
     return good;
 }
 
-static void look_at_export(const struct probe *probe, int gpu, const char *name)
+/* Two points: each may fail alone. */
+static void look_at_export(const struct probe *probe, int gpu)
 {
-    bool ipc = export_ipc(), fd = export_fd(gpu);
+    char name[GW_LABEL_MAX + 1];
 
-    if (!fd)
+    snprintf(name, sizeof(name), "GPU %d descriptors", gpu);
+    if (export_fd(gpu))
+        say(probe, name, PLUGIN_GOOD, NULL, "memory is exported as one");
+    else
         say(probe, name, PLUGIN_BAD,
             "gradwire's own GPU memory reaches trainers as descriptors: newer driver, no vGPU "
             "profile that forbids it",
             "memory cannot be exported as a descriptor");
-    if (!ipc)
+    snprintf(name, sizeof(name), "GPU %d IPC", gpu);
+    if (export_ipc())
+        say(probe, name, PLUGIN_GOOD, NULL, "memory is exported by CUDA IPC");
+    else
         say(probe, name, PLUGIN_WARN,
             "trainers' own memory is then copied through a staging buffer: share the PID "
             "namespace, or take buffers from gradwire",
@@ -283,51 +295,28 @@ static void look_at_gpu(struct probe *probe, int gpu)
     if (r == cudaSuccess)
         r = cudaMemGetInfo(&free_bytes, &bytes); /* makes the context */
     snprintf(name, sizeof(name), "GPU %d", gpu);
-    if (r != cudaSuccess) {
-        say(probe, name, PLUGIN_BAD, "nvidia-smi shows who uses it", "%s: no context: %s", device,
-            error_text(r));
-        return;
-    }
-    say(probe, name, PLUGIN_GOOD, NULL, "%s, %.1f of %.1f GiB free, sm_%d%d, %d copy engines",
-        device, (double)free_bytes / (1 << 30), (double)bytes / (1 << 30),
-        attribute(gpu, cudaDevAttrComputeCapabilityMajor),
-        attribute(gpu, cudaDevAttrComputeCapabilityMinor),
-        attribute(gpu, cudaDevAttrAsyncEngineCount));
+    if (r != cudaSuccess)
+        say(probe, name, PLUGIN_BAD, "nvidia-smi shows who uses it, and its compute mode",
+            "%s: no context: %s", device, error_text(r));
+    else
+        say(probe, name, PLUGIN_GOOD, NULL, "%s, %.1f of %.1f GiB free, sm_%d%d, %d copy engines",
+            device, (double)free_bytes / (1 << 30), (double)bytes / (1 << 30),
+            attribute(gpu, cudaDevAttrComputeCapabilityMajor),
+            attribute(gpu, cudaDevAttrComputeCapabilityMinor),
+            attribute(gpu, cudaDevAttrAsyncEngineCount));
     snprintf(name, sizeof(name), "GPU %d mode", gpu);
     look_at_mode(probe, gpu, name);
+    if (r != cudaSuccess)
+        return;
     snprintf(name, sizeof(name), "GPU %d streams", gpu);
     look_at_stream_memory(probe, gpu, name);
     snprintf(name, sizeof(name), "GPU %d atomics", gpu);
     look_at_atomics(probe, gpu, name);
-    snprintf(name, sizeof(name), "GPU %d sharing", gpu);
-    look_at_export(probe, gpu, name);
+    look_at_export(probe, gpu);
     (void)cudaDeviceReset();
 }
 
-/* ---- between GPUs ---------------------------------------------------------------------------- */
-
-static void look_at_peers(const struct probe *probe)
-{
-    unsigned pairs = 0, peers = 0;
-
-    for (int a = 0; a < probe->gpus; a++) {
-        for (int b = 0; b < probe->gpus; b++) {
-            int can = 0;
-
-            if (a == b)
-                continue;
-            pairs++;
-            if (cudaDeviceCanAccessPeer(&can, a, b) == cudaSuccess)
-                peers += can != 0;
-        }
-    }
-    if (pairs > 0)
-        say(probe, "peer access", peers == pairs ? PLUGIN_GOOD : PLUGIN_WARN,
-            peers == pairs ? NULL
-                           : "copies between the others go through the host: nvidia-smi topo -m, "
-                             "and ACS off in the PCIe switches",
-            "%u of %u pairs of GPUs", peers, pairs);
-}
+/* ---- all of it ------------------------------------------------------------------------------- */
 
 void cuda_doctor(plugin_point *point, void *user)
 {
@@ -339,7 +328,7 @@ void cuda_doctor(plugin_point *point, void *user)
         return;
     look_at_mps(&probe);
     look_at_peermem(&probe);
-    for (int gpu = 0; gpu < probe.gpus && gpu < GPUS_MAX; gpu++)
+    for (int gpu = 0; gpu < probe.gpus && gpu < PROBE_GPUS_MAX; gpu++)
         look_at_gpu(&probe, gpu);
-    look_at_peers(&probe);
+    cuda_doctor_peers(point, user, probe.gpus);
 }
