@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Points of the host backend: processors, memory, limits. See doctor.h. */
+#include <float.h>
 #include <inttypes.h>
 #include <sched.h>
 #include <stdio.h>
@@ -17,31 +18,69 @@
 #define COPY_NS 200000000ull   /* of measuring */
 #define NOFILE_GOOD 65536u     /* arenas, pages and clients of large jobs are descriptors */
 
-/* A line of this process's own cgroup (version 2), by name. */
-static bool cgroup_line(const char *name, char *text, size_t text_bytes)
-{
-    char own[256], path[400];
+/* ---- cgroups --------------------------------------------------------------------------------- */
 
-    if (!doctor_line("/proc/self/cgroup", own, sizeof(own)) || strncmp(own, "0::", 3) != 0)
-        return false;
-    (void)snprintf(path, sizeof(path), "/sys/fs/cgroup%s/%s", own + 3, name);
-    return doctor_line(path, text, text_bytes);
+#define NO_LIMIT DBL_MAX
+
+/* Its path, of version 2. False: there are none, or of version 1. */
+static bool own_cgroup(char *path, size_t path_bytes)
+{
+    char line[256];
+    bool found =
+        doctor_line("/proc/self/cgroup", line, sizeof(line)) && strncmp(line, "0::", 3) == 0;
+
+    if (found)
+        (void)snprintf(path, path_bytes, "%s", line + 3);
+    return found;
 }
+
+/* The least that this process's cgroup, or one above it, has in that file: each of them limits. */
+static double cgroup_limit(const char *name, double (*limit_of)(const char *line))
+{
+    char cgroup[256], path[400], line[64];
+    double least = NO_LIMIT, limit;
+    char *end;
+
+    if (!own_cgroup(cgroup, sizeof(cgroup)))
+        return least;
+    do {
+        (void)snprintf(path, sizeof(path), "/sys/fs/cgroup%s/%s", cgroup, name);
+        limit = doctor_line(path, line, sizeof(line)) ? limit_of(line) : NO_LIMIT;
+        least = limit < least ? limit : least;
+        end = strrchr(cgroup, '/');
+        if (end != NULL)
+            *end = '\0';
+    } while (end != NULL);
+    return least;
+}
+
+static double processors_of(const char *line)
+{
+    double quota, period;
+
+    return sscanf(line, "%lf %lf", &quota, &period) == 2 && period > 0 ? quota / period : NO_LIMIT;
+}
+
+static double bytes_of(const char *line)
+{
+    double bytes;
+
+    return sscanf(line, "%lf", &bytes) == 1 ? bytes : NO_LIMIT;
+}
+
+/* ---- processors and memory ------------------------------------------------------------------- */
 
 static void look_at_processors(struct doctor *doctor)
 {
     cpu_set_t set;
     long online = sysconf(_SC_NPROCESSORS_ONLN);
     int usable = sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : (int)online;
-    unsigned long long quota = 0, period = 0;
-    char line[64] = "";
+    double limit = cgroup_limit("cpu.max", processors_of);
 
-    if (cgroup_line("cpu.max", line, sizeof(line)) &&
-        sscanf(line, "%llu %llu", &quota, &period) == 2 && period > 0)
+    if (limit < NO_LIMIT)
         doctor_add(doctor, "processors", PLUGIN_WARN,
                    "raise CPUQuota= of the unit or the container: sums run on these processors",
-                   "%d of %ld usable, limited to %.1f by the cgroup", usable, online,
-                   (double)quota / (double)period);
+                   "%d of %ld usable, limited to %.1f by the cgroup", usable, online, limit);
     else
         doctor_add(doctor, "processors", usable < 2 ? PLUGIN_WARN : PLUGIN_GOOD,
                    usable < 2 ? "give gradwire and the trainers at least two" : NULL,
@@ -51,20 +90,21 @@ static void look_at_processors(struct doctor *doctor)
 static void look_at_memory(struct doctor *doctor)
 {
     struct sysinfo info;
-    char line[64] = "", text[32], limit[32];
-    uint64_t max;
+    double max = cgroup_limit("memory.max", bytes_of);
+    char text[32], limit[32];
 
     if (sysinfo(&info) < 0)
         return;
     human_bytes((uint64_t)info.totalram * info.mem_unit, text, sizeof(text));
-    if (cgroup_line("memory.max", line, sizeof(line)) && sscanf(line, "%" SCNu64, &max) == 1) {
-        human_bytes(max, limit, sizeof(limit));
+    if (max < NO_LIMIT) {
+        human_bytes((uint64_t)max, limit, sizeof(limit));
         doctor_add(doctor, "memory", PLUGIN_NOTE,
                    "a job whose ranks and engine share a cgroup is charged there: leave room for "
                    "its arenas (gwctl plan says how much)",
                    "%s, limited to %s by the cgroup", text, limit);
     } else {
-        doctor_add(doctor, "memory", PLUGIN_GOOD, NULL, "%s, no cgroup limit", text);
+        doctor_add(doctor, "memory", PLUGIN_GOOD, NULL, "%s, no limit by cgroups of version 2",
+                   text);
     }
     if (info.totalswap > 0)
         doctor_add(doctor, "swap", PLUGIN_NOTE,
