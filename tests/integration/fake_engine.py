@@ -36,6 +36,7 @@ def options():
                  "memory-max-bytes", "stall-report-ns", "star-beat-ns", "star-lost-ns"):
         parser.add_argument("--" + name, type=int, required=True)
     parser.add_argument("--device", choices=["auto", "host", "cuda"], required=True)
+    parser.add_argument("--worker-priority", choices=["equal", "nice", "idle"], required=True)
     parser.add_argument("--plugins")
     parser.add_argument("--star-ports", required=True)
     for name in ("star-interface", "node-name", "follow"):
