@@ -161,8 +161,8 @@ start_gpus() {
     local double=$build/tests/fakegpu
     export FAKEGPU_SOCKET=$work/gpus CUDA_FAKEGPU_SOCKET=$work/gpus # also for root's engines
     export FAKEGPU_KERNELS=$build/lib/libgw_kernels-cpu.so:$build/lib/libcharlm_kernels-cpu.so
-    "$double/fakegpu" --gpus "$ranks" --socket "$FAKEGPU_SOCKET" --report "$work/gpus.json" \
-        &>"$work/gpus.log" &
+    "$double/fakegpu" --gpus "$ranks" --seed "${GW_CUDA_SEED:-1}" --socket "$FAKEGPU_SOCKET" \
+        --report "$work/gpus.json" &>"$work/gpus.log" &
     gpus=$!
     for (( i = 0; i < 100; i++ )); do
         [[ -S $FAKEGPU_SOCKET ]] && break

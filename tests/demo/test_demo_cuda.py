@@ -30,12 +30,14 @@ def short_dir():
     shutil.rmtree(path)
 
 
-def test_the_promises_hold_on_gpus(short_dir, tmp_path):
+@pytest.mark.parametrize("seed", range(1, 6))
+def test_the_promises_hold_on_gpus(short_dir, tmp_path, seed, record_property):
+    record_property("seed", seed)
     done = subprocess.run(
         [SOURCE / "demo.sh", "--device", "cuda", "--fake-gpus", "--ranks", "2", "--hidden", "16",
-         "--steps", "3", "--json", tmp_path / "demo.json"],
-        env=os.environ | {"TMPDIR": str(short_dir)}, capture_output=True, text=True,
-        timeout=DEADLINE_S)
+         "--steps", "2", "--json", tmp_path / "demo.json"],
+        env=os.environ | {"TMPDIR": str(short_dir), "GW_CUDA_SEED": str(seed)},
+        capture_output=True, text=True, timeout=DEADLINE_S)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "BROKEN" not in done.stdout
     result = json.loads((tmp_path / "demo.json").read_text())
