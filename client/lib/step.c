@@ -192,7 +192,8 @@ static int take_verdict(gw_job *job, struct zero *zero, uint64_t step, bool any,
                                            .clip_factor = verdict.clip_factor,
                                            .nonfinite = verdict.nonfinite,
                                            .first_bucket = verdict.first_bucket,
-                                           .used_params = verdict.used_params};
+                                           .used_params = verdict.used_params,
+                                           .digest = verdict.digest};
     return 0;
 }
 

@@ -377,6 +377,7 @@ struct gw_verdict {
     uint32_t nonfinite;    /* 1: an infinity or NaN was found; clip_factor is then 0 */
     uint32_t first_bucket; /* of the first non-finite value */
     uint32_t used_params;  /* parameters with a gradient on any rank */
+    uint64_t digest;       /* of the step's ops, in their order */
 };
 /* Ends the step: missing gradients are zero-filled (or GW_E_UNUSED). The token is reached when the
  * verdict is in. */

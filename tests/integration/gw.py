@@ -86,7 +86,7 @@ class SpanView:
 class Verdict(C.Structure):
     _fields_ = [("step", C.c_uint64), ("norm", C.c_double), ("clip_factor", C.c_float),
                 ("nonfinite", C.c_uint32), ("first_bucket", C.c_uint32),
-                ("used_params", C.c_uint32)]
+                ("used_params", C.c_uint32), ("digest", C.c_uint64)]
 
 
 class LayoutInfo(C.Structure):
@@ -219,7 +219,9 @@ def values_at(address, dtype):
 
 
 def packed(values, dtype):
-    """A ctypes array of the dtype, for calls that take one."""
+    """A ctypes array of the dtype, for calls that take one; one that is given stays."""
+    if isinstance(values, C.Array):
+        return values
     if dtype == FP32:
         return (C.c_float * max(len(values), 1))(*values)
     return (C.c_uint16 * max(len(values), 1))(*(to_half(v, dtype) for v in values))

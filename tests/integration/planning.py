@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """gwctl plan asked, and real runs whose counters it must equal; for the tests of plans."""
+import ctypes as C
 import json
 import os
 import pathlib
@@ -19,6 +20,8 @@ RUNS = [dict(stage=stage, micro_steps=steps, accumulate=accumulate, gather=gathe
         for stage in range(4) for steps, accumulate in ((1, "auto"), (2, "local"), (2, "shard"))
         for gather in (("private", "mapped") if stage == 3 else ("private",))]
 RUNS.append(dict(RUNS[-1], gather="private", secondary_ranks=1))
+for _run in RUNS:
+    _run["bucket"] = RUN_BUCKET
 CODES = {"auto": 0, "local": 1, "shard": 2, "private": 0, "mapped": 1}
 
 
@@ -43,13 +46,13 @@ def run_options(run):
     """The command line of a run."""
     accumulate = [] if run["accumulate"] == "auto" else ["--accumulate", run["accumulate"]]
     blocks = ["--secondary-ranks", run["secondary_ranks"]] if run["secondary_ranks"] else []
-    return ["--bucket", RUN_BUCKET, "--stage", run["stage"], "--micro-steps", run["micro_steps"],
+    return ["--bucket", run["bucket"], "--stage", run["stage"], "--micro-steps", run["micro_steps"],
             "--gather", run["gather"], "--ring-slots", RING_SLOTS, *accumulate, *blocks]
 
 
 def expected(path, world, run):
     """The independent author's figures of a run."""
-    return plan.expected(plan.read_model(path), run["stage"], world, RUN_BUCKET,
+    return plan.expected(plan.read_model(path), run["stage"], world, run["bucket"],
                          micro_steps=run["micro_steps"], accumulate=run["accumulate"],
                          gather=run["gather"], ring_slots=RING_SLOTS,
                          secondary_ranks=run["secondary_ranks"])
@@ -58,12 +61,16 @@ def expected(path, world, run):
 # ---- the run -------------------------------------------------------------------------------------
 
 
+def numel(row):
+    return plan.parse_shape("x".join(map(str, row[1])))
+
+
 def backward(job, rows, units, mine, last):
     for unit in reversed(range(len(units))):
         job.wait(job.fetch(unit))
         for param in reversed(units[unit]):
             if mine[param]:
-                job.put(param, [1.0] * plan.parse_shape("x".join(map(str, rows[param][1]))),
+                job.put(param, (C.c_float * numel(rows[param]))(),
                         flags=0 if last else gw.ACCUMULATE)
         job.release(unit)
 
@@ -95,9 +102,8 @@ def one_run(rank, world, socket, id_path, rows, run, groups=(), group_of=None):
     for number, (name, shape, unit) in enumerate(rows):
         if number == 0 or rows[number - 1][2] != unit:
             units.append([])
-        units[-1].append(job.param(name, plan.parse_shape("x".join(map(str, shape))), unit,
-                                   group=group_of[number]))
-    job.seal(stage=run["stage"], bucket_bytes=RUN_BUCKET, micro_steps=run["micro_steps"],
+        units[-1].append(job.param(name, numel((name, shape)), unit, group=group_of[number]))
+    job.seal(stage=run["stage"], bucket_bytes=run["bucket"], micro_steps=run["micro_steps"],
              accumulate=CODES[run["accumulate"]], gather=CODES[run["gather"]],
              ring_slots=RING_SLOTS, secondary_ranks=run["secondary_ranks"])
     for moment in ("exp_avg", "exp_avg_sq"):

@@ -533,6 +533,26 @@ def test_c07_ops_that_differ_are_refused_with_both_sides(where, what):
     assert "rank 0" in got[0][1] and "rank 1" in got[0][1]
 
 
+def t01_rank(rank, world, where):
+    job = join(rank, world, where)
+    try:
+        for name in ("left", "right") if rank == 0 else ("right", "left"):
+            job.param(name, 8)
+        job.seal(stage=2, bucket_bytes=1024)
+    except gw.Error as e:
+        return e.name, e.text
+    finally:
+        job.close()
+    return "sealed"
+
+
+def test_t01_another_order_of_registration_is_told_with_both_names(where):
+    first, second = gw.run(2, t01_rank, 2, where)
+    assert first == second and first[0] == "GW_E_MISMATCH"
+    for words in ("rank 0", "rank 1", "left", "right"):
+        assert words in first[1], first
+
+
 def r15_rank(rank, world, where, counts):
     job = join(rank, world, where)
     a, b = job.buffer(4096), job.buffer(4096)

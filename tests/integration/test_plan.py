@@ -180,6 +180,27 @@ def test_a_real_run_counts_what_was_planned(daemon, tmp_path, rows):
             check_run(run, ranks[rank][number], stage, want)
 
 
+def whole_runs(rank, world, socket, directory, rows, runs):
+    return [one_run(rank, world, socket, f"{directory}/whole-{n}", rows, run)
+            for n, run in enumerate(runs)]
+
+
+def test_a_layer_of_gpt2_345m_counts_what_was_planned(daemon, tmp_path):
+    rows = KNOWN["gpt2-345m-1layer"]
+    path = write_model(tmp_path / "m.tsv", rows)
+    runs = [dict(stage=stage, micro_steps=1, accumulate="auto", gather="private",
+                 secondary_ranks=0, bucket=50_000_000) for stage in range(4)]
+    ranks = gw.run(2, whole_runs, 2, str(daemon.socket), str(tmp_path), rows, runs,
+                   timeout=240 * SLOWER)
+    for number, run in enumerate(runs):
+        (stage,) = planned("--model", path, "--ranks", 2, *run_options(run))["stages"]
+        for results in ranks:
+            counters = results[number][0]
+            for kind in gw.KINDS:
+                for figure in ("calls", "payload_bytes", "ring_bytes"):
+                    assert counters[kind][figure] == STEPS * stage[figure][kind], (run, kind)
+
+
 # ---- what people see ---------------------------------------------------------------------------
 
 

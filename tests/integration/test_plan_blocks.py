@@ -5,13 +5,13 @@ ctest: timeout=300
 """
 import gw
 from conftest import SLOWER
-from planning import (STEPS, assert_memory, expected, gwctl, one_run, plan, planned, run_options,
-                      write_model)
+from planning import (RUN_BUCKET, STEPS, assert_memory, expected, gwctl, one_run, plan, planned,
+                      run_options, write_model)
 from models import gpt2  # noqa: I001 (planning knows where)
 
 WORLD, BLOCK, MICRO_STEPS = 4, 2, 2
 RUN = dict(stage=3, micro_steps=MICRO_STEPS, accumulate="auto", gather="private",
-           secondary_ranks=BLOCK)
+           secondary_ranks=BLOCK, bucket=RUN_BUCKET)
 ROWS = gpt2(16, 67, 9)
 
 
