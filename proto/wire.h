@@ -102,7 +102,7 @@ enum gw_arena_kind {
     GW_ARENA_STAGING = 9,       /* GW_STAGING_BYTES */
     GW_ARENA_SHARED_PARAMS = 10, /* stage 3 mapped: all buckets, one for the job */
     GW_ARENA_BUFFER = 11,       /* a registered buffer; index: its id */
-    GW_ARENA_VERDICT = 12,      /* struct gw_shm_verdict in device memory, per rank */
+    GW_ARENA_VERDICT = 12,      /* struct gw_shm_verdict and used bits in device memory, per rank */
     GW_ARENA_MASTER = 13,       /* fp32 values of the rank's spans of fp16 and bf16 parameters */
     GW_ARENA_SECONDARY = 14,    /* secondary shards; the engine's own: ARENA_GET refuses it */
     GW_ARENA_KINDS

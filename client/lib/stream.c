@@ -100,7 +100,8 @@ int gw_cuda_verdict_ptr(gw_job *job, const struct gw_cuda_verdict **ret_device_p
     pthread_mutex_unlock(&job->lock);
     if (*ret_device_pointer)
         return 0;
-    r = memory_get(job, GW_ARENA_VERDICT, 0, sizeof(struct gw_cuda_verdict), "verdict",
+    r = memory_get(job, GW_ARENA_VERDICT, 0,
+                   sizeof(struct gw_cuda_verdict) + (zero->page->params + 7) / 8, "verdict",
                    clock_deadline(job->timeout_ns), NULL, &map);
     if (r < 0)
         return r;

@@ -292,7 +292,8 @@ uint64_t core_arena_bytes(const struct core *core, enum gw_arena_kind kind, int 
     if (!core->zero)
         return 0;
     if (verdict && rank >= 0 && (uint32_t)rank < core->config.world)
-        return sizeof(struct gw_shm_verdict); /* once more, where kernels read it */
+        /* Once more, where kernels read it, and its bits. */
+        return sizeof(struct gw_shm_verdict) + (layout_page(core->layout)->params + 7) / 8;
     return zero_arena_bytes(core->zero, kind, rank);
 }
 

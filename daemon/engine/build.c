@@ -58,7 +58,8 @@ static int build_arenas(struct job *job, char text[GW_TEXT_MAX + 1])
                 r = build_arena(job, (enum gw_arena_kind)kind, rank,
                                 core_arena_bytes(job->core, (enum gw_arena_kind)kind, rank), text);
         if (r == 0 && rank >= 0 && job->config.kind != GW_DEVICE_HOST)
-            r = build_arena(job, GW_ARENA_VERDICT, rank, sizeof(struct gw_shm_verdict), text);
+            r = build_arena(job, GW_ARENA_VERDICT, rank,
+                            core_arena_bytes(job->core, GW_ARENA_VERDICT, rank), text);
     }
     return r;
 }

@@ -112,7 +112,9 @@ struct gw_cuda_verdict {
     uint32_t used_params;
     uint64_t digest;
 };
-/* After gw_seal; set-up the first time. The pointer stays the same. */
+/* A bit for each parameter, lowest first, lies behind it, at (const uint8_t *)(verdict + 1): 1: it
+ * had a gradient on some rank (gw_param_used). After gw_seal; set-up the first time. The pointer
+ * stays the same. */
 GW_API int gw_cuda_verdict_ptr(gw_job *job, const struct gw_cuda_verdict **ret_device_pointer);
 
 #ifdef __cplusplus

@@ -397,7 +397,8 @@ static void seal(struct rig *rig, struct side *side)
         board->params = PARAMS;
         assert_int_equal(side->device_ops->page_add(side->device, board, bytes), 0);
         assert_int_equal(side->device_ops->memory_new(side->device, DEVICE_MEMORY_ARENA, rank,
-                                                      "verdict", sizeof(struct gw_shm_verdict),
+                                                      "verdict",
+                                                      sizeof(struct gw_shm_verdict) + 10,
                                                       &side->verdicts[rank]),
                          0);
     }
@@ -459,14 +460,15 @@ static void compare_verdicts(struct rig *rig, uint64_t step)
 
     assert_int_equal(first->verdict.step, step);
     for (uint32_t rank = 0; rank < rig->world; rank++) {
+        uint8_t on_gpu[sizeof(struct gw_shm_verdict) + 10];
         const struct gw_shm_board *host = rig->host.boards[rank]->base;
         const struct gw_shm_board *cuda = rig->cuda.boards[rank]->base;
-        struct gw_shm_verdict copy;
         assert_memory_equal(&host->verdict, &cuda->verdict, sizeof(host->verdict));
         assert_memory_equal(&host->slots[BUCKETS], &cuda->slots[BUCKETS], 16);
-        rig->cuda.device_ops->copy(rig->cuda.device, &copy, rig->cuda.verdicts[rank]->base,
-                                   sizeof(copy));
-        assert_memory_equal(&copy, &first->verdict, sizeof(copy));
+        rig->cuda.device_ops->copy(rig->cuda.device, on_gpu, rig->cuda.verdicts[rank]->base,
+                                   sizeof(on_gpu));
+        assert_memory_equal(on_gpu, &first->verdict, sizeof(first->verdict));
+        assert_memory_equal(on_gpu + sizeof(first->verdict), &first->slots[BUCKETS], 10);
     }
     assert_figures(rig, "verdict");
 }

@@ -338,16 +338,17 @@ def verdict_on_the_gpu(rank, world, where):
     job = sealed(rank, world, where, [N], stage=2, clip_norm=2.0)
     address = ctypes.c_void_p()
     gw.call("gw_cuda_verdict_ptr", job.handle, ctypes.byref(address))
-    copy = gw.GPU.alloc(48)
+    copy = gw.GPU.alloc(48)  # the struct's 40 bytes, and a bit for the parameter
     out = []
     for step in range(2):
         job.put(0, [step + 1.0] * N)
         gw.GPU.wait(job, job.step_end())
         gw.GPU.copy(copy, address.value, 48)  # in stream order, the host looks later
         v = job.wait_step()
-        told = struct.unpack("=QdfIII", gw.GPU.get(copy, 48)[:32])
+        gpu = gw.GPU.get(copy, 48)
+        told = struct.unpack("=QdfIIIQ", gpu[:40]) + (gpu[40] & 1,)
         out.append((told, (v.step, v.norm, v.clip_factor, v.nonfinite, v.first_bucket,
-                           v.used_params)))
+                           v.used_params, v.digest, job.used(0))))
         job.wait(job.update_begin())
         job.update_commit()
     job.barrier()

@@ -72,11 +72,12 @@ static double fill_buckets(double scale)
 static void judge(double clip_norm, bool max, struct gw_shm_verdict ret_verdicts[2])
 {
     static const uint8_t used[11] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11};
+    uint8_t more[sizeof(used) + 1];
     struct gw_k_verdict arg = {
         .buckets = buckets,
         .verdict = {(uint64_t *)(void *)&ret_verdicts[0], (uint64_t *)(void *)&ret_verdicts[1]},
         .used_bits = used,
-        .board_bits = to,
+        .bits = {to, more},
         .bits_bytes = sizeof(used),
         .step = 12345678901ull,
         .digest = 0xfedcba9876543210ull,
@@ -86,10 +87,13 @@ static void judge(double clip_norm, bool max, struct gw_shm_verdict ret_verdicts
         .max = max};
 
     memset(ret_verdicts, 0xa5, 2 * sizeof(*ret_verdicts));
+    memset(more, 0x5a, sizeof(more));
     fill_bytes();
     memcpy(expected, used, sizeof(used));
     RUN(gw_k_verdict, &arg, 4);
     assert_memory_equal(to, expected, sizeof(to));
+    assert_memory_equal(more, used, sizeof(used));
+    assert_int_equal(more[sizeof(used)], 0x5a);
     assert_memory_equal(&ret_verdicts[0], &ret_verdicts[1], sizeof(*ret_verdicts));
     assert_int_equal(ret_verdicts->step, 12345678901ull);
     assert_int_equal(ret_verdicts->digest, 0xfedcba9876543210ull);

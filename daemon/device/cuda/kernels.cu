@@ -401,9 +401,9 @@ GW_KERNEL(gw_k_verdict)
     struct step_sum sum = {0, 0, UINT32_MAX};
     uint64_t words[VERDICT_WORDS];
 
-    if (arg->board_bits)
-        for (uint64_t i = gw_k_index(); i < arg->bits_bytes; i += gw_k_count())
-            gw_k_store_byte(&arg->board_bits[i], arg->used_bits[i]);
+    for (uint32_t to = 0; to < 2; to++)
+        for (uint64_t i = gw_k_index(); arg->bits[to] && i < arg->bits_bytes; i += gw_k_count())
+            gw_k_store_byte(&arg->bits[to][i], arg->used_bits[i]);
     if (gw_k_index() != 0)
         return;
     for (uint32_t b = 0; b < arg->bucket_count; b++)
@@ -572,7 +572,7 @@ LAUNCH(reduce, arg->lanes ? gw_k_chunks(arg->count) * GW_K_LANES : (arg->count +
 LAUNCH(partials, arg->chunks)
 LAUNCH(fill, (arg->bytes + 3) / 4)
 LAUNCH(cast, arg->count)
-LAUNCH(verdict, arg->board_bits && arg->bits_bytes > 1 ? arg->bits_bytes : 1)
+LAUNCH(verdict, arg->bits_bytes > 1 ? arg->bits_bytes : 1)
 LAUNCH(stamp, 1)
 LAUNCH(begin, 1)
 LAUNCH(end, 1)

@@ -84,7 +84,7 @@ struct gw_k_verdict {
     const struct gw_k_bucket *buckets;
     uint64_t *verdict[2]; /* struct gw_shm_verdict each: the board's, the device's; NULL: none */
     const uint8_t *used_bits;
-    uint8_t *board_bits; /* NULL: none */
+    uint8_t *bits[2]; /* of the parameters: the board's, the device's; NULL: none */
     uint64_t bits_bytes;
     uint64_t step, digest;
     double clip_norm; /* 0: none */

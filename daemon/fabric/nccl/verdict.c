@@ -51,6 +51,15 @@ static void bring_bits(struct nccl_part *part, const struct nccl_staging *stagin
         fill(part, staging->bits + at, run.words * sizeof(uint32_t), run.word);
 }
 
+/* Behind the verdict in device memory. */
+static uint8_t *device_bits(const struct nccl_part *part)
+{
+    const struct nccl_op *op = part->op;
+    uint64_t *verdict = op->verdicts ? op->verdicts[part->index] : NULL;
+
+    return verdict ? (uint8_t *)verdict + sizeof(struct gw_shm_verdict) : NULL;
+}
+
 void nccl_verdict(struct nccl_part *part)
 {
     const struct nccl_op *op = part->op;
@@ -60,7 +69,7 @@ void nccl_verdict(struct nccl_part *part)
         .buckets = staging->buckets,
         .verdict = {op->boards[part->index], op->verdicts ? op->verdicts[part->index] : NULL},
         .used_bits = (const uint8_t *)staging->bits,
-        .board_bits = op->board_bits[part->index],
+        .bits = {op->board_bits[part->index], device_bits(part)},
         .bits_bytes = (fabric->params + 7) / 8,
         .step = op->op.step,
         .digest = op->op.digest,
@@ -72,7 +81,7 @@ void nccl_verdict(struct nccl_part *part)
     if (!part->op->crosses && !arg.verdict[0] && !arg.verdict[1])
         return;
     bring_partials(part, staging);
-    if (arg.board_bits)
+    if (arg.bits[0] || arg.bits[1])
         bring_bits(part, staging);
     if (part->failed || (!arg.verdict[0] && !arg.verdict[1]))
         return;
