@@ -151,6 +151,8 @@ static inline void run_nodes(uint32_t count, int (*main_of)(struct node *node, v
     int status, ended;
 
     assert_true(meeting != MAP_FAILED);
+    /* Nodes share no memory; and UCX 1.18 aborts where a peer ends while both still agree on it. */
+    assert_int_equal(setenv("UCX_TLS", "tcp,self", 0), 0);
     meeting->count = count;
     fflush(NULL);
     for (uint32_t i = 0; i < count; i++) {
