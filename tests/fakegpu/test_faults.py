@@ -54,9 +54,10 @@ def test_without_a_fault(tmp_path, record_property, case, seed):
 
 @pytest.mark.parametrize("fault,case,rules", FAULTS, ids=[fault for fault, _, _ in FAULTS])
 def test_fault_is_caught(tmp_path, record_property, fault, case, rules):
-    """By what the list says; what only chance brings to light has a few seeds for it."""
-    shown = []
-    for seed in SEEDS:
+    """By what the list says; what only chance brings to light has a few seeds for it, of which
+    each fault begins with another."""
+    shown, first = [], FAULTS.index((fault, case, rules)) % len(SEEDS)
+    for seed in SEEDS[first:] + SEEDS[:first]:
         record_property("seed", seed)
         code, _, report = run(tmp_path, case, seed, fault)
         shown += list(report["rules"]) + (["values"] if code else [])
