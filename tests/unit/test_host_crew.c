@@ -144,8 +144,10 @@ static void sums_have_the_priority_that_is_asked_for(void **state)
     int own = getpriority(PRIO_PROCESS, (id_t)gettid());
 
     (void)state;
-    if (sched_getscheduler(0) != SCHED_OTHER)
+    if (sched_getscheduler(0) != SCHED_OTHER) {
+        print_message("SKIP: the test itself does not run as others do\n");
         skip();
+    }
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
         struct device_config config = {.wake = no_wake, .priority = rows[i].priority};
         int niceness = own + rows[i].nicer < 19 ? own + rows[i].nicer : 19;

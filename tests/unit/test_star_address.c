@@ -150,8 +150,10 @@ static void test_ports(void **state)
              first.port);
     assert_non_null(strstr(text, want));
     assert_non_null(strstr(text, "widen star_ports"));
-    if (first.port == UINT16_MAX)
+    if (first.port == UINT16_MAX) {
+        print_message("SKIP: the last port was taken\n");
         skip();
+    }
     if (star_address_listen(&second, first.port, UINT16_MAX, &fds[1], text) == 0) {
         assert_true(second.port > first.port); /* the taken one is passed over */
         close(fds[1]);
@@ -171,7 +173,8 @@ static void test_ipv6(void **state)
     config.interface = "::1";
     if (star_root(&config, &root.star, &root.address, text) == GW_E_NOT_FOUND) {
         kit_end(&kit);
-        skip(); /* a machine without IPv6 */
+        print_message("SKIP: no IPv6 on this machine\n");
+        skip();
     }
     assert_int_equal(root.address.family, 6);
     kit_node(&kit, &node, &root.address);
@@ -230,8 +233,10 @@ static void test_no_route(void **state)
             _exit(in_own_network(up));
         assert_int_equal(waitpid(pid, &status, 0), pid);
         assert_true(WIFEXITED(status));
-        if (WEXITSTATUS(status) == 2)
-            skip(); /* user namespaces are not for everybody */
+        if (WEXITSTATUS(status) == 2) {
+            print_message("SKIP: user namespaces are not for everybody here\n");
+            skip();
+        }
         assert_int_equal(WEXITSTATUS(status), 0);
     }
 }
