@@ -645,7 +645,7 @@ def stray_rank(rank, where, stage, gather):
 def test_what_was_fetched_cannot_be_written(where, monkeypatch, stage, gather):
     monkeypatch.setenv("ASAN_OPTIONS", os.environ.get("ASAN_OPTIONS", "") + ":handle_segv=0")
     monkeypatch.setenv("TSAN_OPTIONS", os.environ.get("TSAN_OPTIONS", "") + ":handle_segv=0")
-    ranks = gw.Ranks(1, stray_rank, where, stage, gather)
+    ranks = gw.Ranks(1, stray_rank, where, stage, gather, start="spawn")
     assert ranks.join(60 * SLOWER) == [("died", -signal.SIGSEGV)]
 
 
