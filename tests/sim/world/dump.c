@@ -224,11 +224,12 @@ static void add_arenas(struct dump *dump)
 
     for (const struct sim_arena *arena = dump->sim->arenas; arena; arena = arena->next) {
         uint64_t hash = mix(mix(arena->kind, name_rank(dump, arena->rank)), arena->index);
+        bool floats = dump->symmetry->names && arena->kind != GW_ARENA_VERDICT;
 
         if (arena->kind == GW_ARENA_STAGING)
             continue;
-        all += dump->symmetry->names ? mix_floats(dump, hash, arena) /* the list has no order */
-                                     : mix_bytes(hash, arena->data, arena->bytes);
+        all += floats ? mix_floats(dump, hash, arena) /* the list has no order */
+                      : mix_bytes(hash, arena->data, arena->bytes);
     }
     add(dump, all);
 }
