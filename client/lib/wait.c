@@ -142,10 +142,10 @@ static void announce(gw_job *job, uint32_t lines, uint32_t change)
         atomic_fetch_add(&job->page->waiting[__builtin_ctz(lines)], change);
 }
 
-/* False: nobody woke us. */
-static bool sleep_on(gw_job *job, uint32_t wake, uint32_t lines, int64_t slice_ns)
+/* Until the time `end`. False: nobody woke us. */
+static bool sleep_on(gw_job *job, uint32_t wake, uint32_t lines, int64_t end)
 {
-    struct timespec until = clock_timespec(clock_now() + slice_ns);
+    struct timespec until = clock_timespec(end);
 
     return syscall(SYS_futex, &job->engine->wake, FUTEX_WAIT_BITSET, wake, &until, NULL, lines) ==
                0 ||
@@ -157,7 +157,7 @@ void wait_doze(gw_job *job, const struct gw_shm_slot *slot, uint32_t wake, int64
     uint32_t lines = 1u << gw_wake_line(slot);
 
     announce(job, lines, 1);
-    (void)sleep_on(job, wake, lines, slice_ns);
+    (void)sleep_on(job, wake, lines, clock_now() + slice_ns);
     announce(job, lines, UINT32_MAX);
 }
 
@@ -174,10 +174,9 @@ static uint32_t lines_of(const gw_job *job, const struct gw_token *tokens, size_
     return lines ? lines : 1;
 }
 
-/* One sleep; returns when woken, after `slice_ns`, or at once if something has been reached. False:
- * nobody woke us. */
-static bool nap(gw_job *job, const struct gw_token *tokens, size_t count, bool any,
-                int64_t slice_ns)
+/* One sleep; returns when woken, at the time `end`, or at once if something has been reached.
+ * False: nobody woke us. */
+static bool nap(gw_job *job, const struct gw_token *tokens, size_t count, bool any, int64_t end)
 {
     uint32_t wake, lines = lines_of(job, tokens, count);
     bool woken = true;
@@ -187,7 +186,7 @@ static bool nap(gw_job *job, const struct gw_token *tokens, size_t count, bool a
     announce(job, lines, 1);
     wake = atomic_load(&job->engine->wake);
     if (!reached(job, tokens, count, any, &index) && atomic_load(&job->engine->error) == 0)
-        woken = sleep_on(job, wake, lines, slice_ns);
+        woken = sleep_on(job, wake, lines, end);
     announce(job, lines, UINT32_MAX);
     return woken;
 }
@@ -201,12 +200,11 @@ int wait_tokens(gw_job *job, const struct gw_token *tokens, size_t count, bool a
     *ret_index = 0;
     if (reached(job, tokens, count, any, ret_index))
         return 0;
-    ret_time->w0 = clock_now();
+    ret_time->w0 = ret_time->w1 = clock_now();
     for (;;) {
         bool empty = channel_flush(&job->channel); /* what is waited for may be in the batch */
 
         r = job_failure(job);
-        ret_time->w1 = clock_now();
         /* Once more: what was reached before the failure succeeds. */
         if (reached(job, tokens, count, any, ret_index))
             return 0;
@@ -215,8 +213,10 @@ int wait_tokens(gw_job *job, const struct gw_token *tokens, size_t count, bool a
         if (ret_time->w1 >= deadline)
             return GW_E_TIMEOUT;
         if (!nap(job, tokens, count, any,
-                 clock_slice(ret_time->w1, deadline, slice_for(tokens, count, !empty))))
+                 ret_time->w1 +
+                     clock_slice(ret_time->w1, deadline, slice_for(tokens, count, !empty))))
             channel_poll(&job->channel); /* an engine that is gone wakes nobody */
+        ret_time->w1 = clock_now();
     }
 }
 
