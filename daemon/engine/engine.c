@@ -367,6 +367,7 @@ struct engine *engine_free(struct engine *engine)
     if (engine->loop) {
         lease_end(engine);
         channel_end(engine);
+        intake_end(engine);
         stats_end(engine);
         alarm_free(engine->deadline);
         alarm_free(engine->linger);

@@ -77,6 +77,7 @@ struct intake {
     uv_prepare_t prepare;
     uv_check_t check;
     uv_idle_t idle; /* active: rings hold more */
+    struct watch *bells; /* of all clients: an epoll of their eventfds */
 };
 
 struct engine {
@@ -166,7 +167,7 @@ struct session {
     enum session_state state;
     uint32_t rank; /* JOINED */
     struct watch *socket;
-    struct watch *doorbell;
+    int doorbell;           /* intake.c's */
     int event;              /* the client's event loop waits for it; -1: not asked for */
     uint32_t event_wake;    /* the engine page's wake word when it was written last */
     struct watch *process;  /* pidfd; NULL: end of file is all we will see */
@@ -222,6 +223,10 @@ void session_tell_events(struct engine *engine);
 /* ---- intake.c ---- */
 
 int intake_start(struct engine *engine);
+void intake_end(struct engine *engine);
+/* A client's doorbell: an eventfd that wakes the loop. GW_E_LIMIT: no descriptor. */
+int intake_hang(struct engine *engine, int *ret_doorbell);
+void intake_unhang(struct engine *engine, int *doorbell);
 
 /* ---- join.c ---- */
 

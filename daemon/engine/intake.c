@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The submission rings of all clients, once in each turn of the loop, and the word that tells them
- * whether the engine must be rung for. Loop thread.
+ * The submission rings of all clients, once in each turn of the loop, the word that tells them
+ * whether the engine must be rung for, and their doorbells. Loop thread.
  *
  *   timers, callbacks -> take what lies in the rings -> say "asleep" -> look once more -> epoll
  *                                                                       -> say "awake" -> ...
@@ -15,7 +15,59 @@
  * (seq_cst): either we see what they put, or they see that we sleep, and ring. While rings hold
  * more than a turn's worth the loop only polls, so that sockets and timers are served too.
  */
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+
 #include "daemon/engine/engine.h"
+
+/* ---- doorbells ------------------------------------------------------------------------------- */
+
+/* One of them has woken us, or several: the rings are looked at in each turn. Bells are edge
+ * triggered and their counts never read, which would cost a call for each; a counter that is full
+ * after 2^64 rings is its client's own harm. */
+static void on_bells(void *owner, int events)
+{
+    struct engine *engine = owner;
+    struct epoll_event rung[GW_RANKS_MAX];
+
+    (void)events;
+    if (epoll_wait(watch_fd(engine->intake.bells), rung, GW_RANKS_MAX, 0) > 0 && engine->device)
+        engine->device_ops->kick(engine->device);
+}
+
+int intake_hang(struct engine *engine, int *ret_doorbell)
+{
+    struct epoll_event event = {.events = EPOLLIN | EPOLLET};
+    int fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+
+    if (fd < 0)
+        return GW_E_LIMIT;
+    if (epoll_ctl(watch_fd(engine->intake.bells), EPOLL_CTL_ADD, fd, &event) < 0) {
+        fd_close(&fd);
+        return GW_E_LIMIT;
+    }
+    *ret_doorbell = fd;
+    return 0;
+}
+
+/* Closing ours is not enough: the client has the same open file. */
+void intake_unhang(struct engine *engine, int *doorbell)
+{
+    if (*doorbell >= 0)
+        (void)epoll_ctl(watch_fd(engine->intake.bells), EPOLL_CTL_DEL, *doorbell, NULL);
+    fd_close(doorbell);
+}
+
+static int bells_start(struct engine *engine)
+{
+    int fd = epoll_create1(EPOLL_CLOEXEC);
+
+    if (fd < 0)
+        return GW_E_LIMIT;
+    return watch_new(engine->loop, fd, UV_READABLE, on_bells, engine, &engine->intake.bells);
+}
+
+/* ---- rings ----------------------------------------------------------------------------------- */
 
 /* Keeps epoll from waiting; nothing to do by itself. */
 static void on_idle(uv_idle_t *idle)
@@ -87,5 +139,10 @@ int intake_start(struct engine *engine)
         uv_prepare_start(&intake->prepare, on_prepare) < 0 ||
         uv_check_start(&intake->check, on_check) < 0)
         return GW_E_IO;
-    return 0;
+    return bells_start(engine);
+}
+
+void intake_end(struct engine *engine)
+{
+    engine->intake.bells = watch_free(engine->intake.bells);
 }

@@ -8,7 +8,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -125,7 +124,7 @@ void session_free(struct session *session)
     struct engine *engine = session->engine;
 
     watch_free(session->socket);
-    watch_free(session->doorbell);
+    intake_unhang(engine, &session->doorbell);
     watch_free(session->process);
     alarm_free(session->alarm);
     fd_close(&session->event);
@@ -179,20 +178,6 @@ void session_close(struct session *session, const char *how)
 
 /* ---- start ----------------------------------------------------------------------------------- */
 
-/* It has woken us: rings are looked at in each turn (intake.c). */
-static void on_doorbell(void *owner, int events)
-{
-    struct session *session = owner;
-    uint64_t rings;
-
-    (void)events;
-    /* A client that takes the count away itself only loses its own bell. */
-    if (read(watch_fd(session->doorbell), &rings, sizeof(rings)) < 0 && errno != EAGAIN)
-        return;
-    if (session->engine->device)
-        session->engine->device_ops->kick(session->engine->device);
-}
-
 static void on_alarm(void *owner)
 {
     struct session *session = owner;
@@ -233,7 +218,7 @@ static int open_pidfd(int fd, pid_t pid)
 static int make_watches(struct session *session, int fd)
 {
     struct engine *engine = session->engine;
-    int doorbell, pidfd = open_pidfd(fd, session->pid);
+    int pidfd = open_pidfd(fd, session->pid);
     int r;
 
     r = watch_new(engine->loop, fd, UV_READABLE, session_on_socket, session, &session->socket);
@@ -249,10 +234,7 @@ static int make_watches(struct session *session, int fd)
     fd_close(&pidfd);
     if (r < 0)
         return r;
-    doorbell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (doorbell < 0)
-        return GW_E_LIMIT;
-    r = watch_new(engine->loop, doorbell, UV_READABLE, on_doorbell, session, &session->doorbell);
+    r = intake_hang(engine, &session->doorbell);
     if (r == 0)
         r = alarm_new(engine->loop, on_alarm, session, &session->alarm);
     if (r == 0)
@@ -278,7 +260,7 @@ static int make_pages(struct session *session)
 static void welcome(struct session *session)
 {
     struct wire_msg msg = {.type = WIRE_WELCOME};
-    int fds[3] = {session->client_page->fd, session->engine_page->fd, watch_fd(session->doorbell)};
+    int fds[3] = {session->client_page->fd, session->engine_page->fd, session->doorbell};
 
     msg.u.welcome.version = GW_PROTOCOL_VERSION;
     msg.u.welcome.engine_pid = (uint32_t)getpid();
@@ -346,7 +328,7 @@ void session_start(struct engine *engine, int fd, const uint8_t *hello, size_t h
         return;
     }
     session->engine = engine;
-    session->event = -1;
+    session->doorbell = session->event = -1;
     session->identity = ++engine->identities;
     session->pid = cred.pid;
     outbox_start(&session->outbox);
