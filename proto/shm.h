@@ -5,6 +5,7 @@
  *   client page   client writes, engine reads   who waits, the client's own timelines; behind it
  *                                               the submission ring (submit.h)
  *   engine page   engine writes, client reads   wake word, error, slots of collective ops
+ *   job page      engine writes, all clients read   wake word of what all ranks wait for
  *   board         engine writes, client reads   per sealed layout: step, update, bucket, unit
  *                                               slots, verdict, used-parameter bits
  *   wait pages    engine and client write       jobs on GPUs: the slots' values once more, for
@@ -34,6 +35,7 @@ enum gw_shm_kind {
     GW_SHM_BOARD = 3,
     GW_SHM_STATS = 4,
     GW_SHM_WAITS = 5,
+    GW_SHM_JOB = 6,
 };
 
 struct gw_shm_header {
@@ -76,6 +78,8 @@ struct gw_client_page {
     uint64_t pad[7];
     /* Threads that sleep on the engine page's wake word until some slot of the line rises. */
     _Atomic uint32_t waiting[GW_WAKE_LINES];
+    /* ... on the job page's. */
+    _Atomic uint32_t together[GW_WAKE_LINES];
 };
 #define GW_SUBMIT_AT GW_PAGE_BYTES /* of the ring, from the page's start */
 #define GW_SUBMIT_BYTES 131072u
@@ -97,6 +101,13 @@ struct gw_engine_page {
     struct gw_shm_error failure;
     uint8_t pad[8];
     struct gw_shm_slot op[GW_OPS_IN_FLIGHT]; /* op n raises slot n % 64 to n; n from 1 */
+};
+
+/* What ends for all ranks at once wakes them with one call. A thread sleeps on this word or on its
+ * engine page's, as it likes; both rise. */
+struct gw_job_page {
+    struct gw_shm_header header;
+    _Atomic uint32_t wake; /* futex word, +1 at completions and failures of any rank */
 };
 
 struct gw_shm_verdict { /* valid for step == board.step.value while unchanged */
@@ -199,6 +210,7 @@ struct gw_stats_page {
 _Static_assert(sizeof(struct gw_shm_slot) == 64, "slot is a cache line");
 _Static_assert(sizeof(struct gw_client_page) <= GW_PAGE_BYTES, "client page fits");
 _Static_assert(offsetof(struct gw_client_page, put) % 64 == 0, "a cache line of its own");
+_Static_assert(sizeof(struct gw_job_page) <= GW_PAGE_BYTES, "job page fits");
 _Static_assert(sizeof(struct gw_shm_verdict) == 40, "verdict");
 _Static_assert(offsetof(struct gw_engine_page, op) % 64 == 0, "slots are aligned");
 _Static_assert(offsetof(struct gw_shm_board, slots) == 256, "slots are aligned");

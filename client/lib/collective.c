@@ -159,6 +159,10 @@ static int send_op(gw_job *job, struct wire_msg *msg)
         return err_set(GW_E_AGAIN,
                        "op %llu is not done and %u came after it; wait for its token first",
                        (unsigned long long)slot->sequence, GW_OPS_IN_FLIGHT - 1);
+    if (msg->u.op.group == 0)
+        atomic_fetch_and_explicit(&job->apart, ~(UINT64_C(1) << index), memory_order_relaxed);
+    else
+        atomic_fetch_or_explicit(&job->apart, UINT64_C(1) << index, memory_order_relaxed);
     msg->u.op.sequence = sequence;
     r = job->order.ops->mark(job, &msg->u.op.after);
     if (r == 0)

@@ -210,6 +210,7 @@ gw_job *gw_job_close(gw_job *job)
     fork_fd_close(&job->guard, &job->client_fd);
     map_free(&job->client_map);
     map_free(&job->engine_map);
+    map_free(&job->job_map);
     split_deinit(&job->split);
     fork_unregister(&job->guard);
     pthread_cond_destroy(&job->cond);

@@ -62,13 +62,15 @@ struct gw_job {
     uint32_t dropped_edges;
     bool debug_guard;
     struct gw_device *device; /* NULL: host */
-    struct map client_map, engine_map;
+    struct map client_map, engine_map, job_map;
     struct gw_client_page *page;
     const struct gw_engine_page *engine;
+    const struct gw_job_page *common;
     int doorbell;
     int client_fd; /* of the client page, until a device has it; -1 */
     struct channel channel;
     atomic_uint timelines; /* own ones handed out */
+    atomic_uint_fast64_t apart; /* a bit for each op slot whose op is not one of all ranks */
     struct split split;    /* has its own lock */
     struct order order;    /* likewise */
     atomic_uint_fast64_t staged_bytes;

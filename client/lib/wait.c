@@ -136,29 +136,60 @@ void wait_wake(gw_job *job)
     syscall(SYS_futex, &job->engine->wake, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
 }
 
-static void announce(gw_job *job, uint32_t lines, uint32_t change)
+/* Where to sleep: a word of an engine's page, and the counts of who does. */
+struct bed {
+    const _Atomic uint32_t *wake;
+    _Atomic uint32_t *counts;
+};
+
+static struct bed own_bed(gw_job *job)
+{
+    return (struct bed){&job->engine->wake, job->page->waiting};
+}
+
+/* What ends for all ranks at once: an op of all, a step. Else all would wake for one. On GPUs each
+ * rank's stream ends by itself. */
+static bool for_all(const gw_job *job, struct gw_token token)
+{
+    uint32_t class = GW_TIMELINE_CLASS(token.timeline);
+    uint64_t apart = atomic_load_explicit(&job->apart, memory_order_relaxed);
+
+    return class == GW_TL_STEP ||
+           (class == GW_TL_OP && (apart >> GW_TIMELINE_INDEX(token.timeline) & 1) == 0);
+}
+
+static struct bed bed_for(gw_job *job, const struct gw_token *tokens, size_t count)
+{
+    bool all = !job->device;
+
+    for (size_t i = 0; i < count && all; i++)
+        all = for_all(job, tokens[i]);
+    return all ? (struct bed){&job->common->wake, job->page->together} : own_bed(job);
+}
+
+static void announce(struct bed bed, uint32_t lines, uint32_t change)
 {
     for (; lines != 0; lines &= lines - 1)
-        atomic_fetch_add(&job->page->waiting[__builtin_ctz(lines)], change);
+        atomic_fetch_add(&bed.counts[__builtin_ctz(lines)], change);
 }
 
 /* Until the time `end`. False: nobody woke us. */
-static bool sleep_on(gw_job *job, uint32_t wake, uint32_t lines, int64_t end)
+static bool sleep_on(struct bed bed, uint32_t wake, uint32_t lines, int64_t end)
 {
     struct timespec until = clock_timespec(end);
 
-    return syscall(SYS_futex, &job->engine->wake, FUTEX_WAIT_BITSET, wake, &until, NULL, lines) ==
-               0 ||
+    return syscall(SYS_futex, bed.wake, FUTEX_WAIT_BITSET, wake, &until, NULL, lines) == 0 ||
            errno != ETIMEDOUT;
 }
 
 void wait_doze(gw_job *job, const struct gw_shm_slot *slot, uint32_t wake, int64_t slice_ns)
 {
     uint32_t lines = 1u << gw_wake_line(slot);
+    struct bed bed = own_bed(job);
 
-    announce(job, lines, 1);
-    (void)sleep_on(job, wake, lines, clock_now() + slice_ns);
-    announce(job, lines, UINT32_MAX);
+    announce(bed, lines, 1);
+    (void)sleep_on(bed, wake, lines, clock_now() + slice_ns);
+    announce(bed, lines, UINT32_MAX);
 }
 
 /* Bits of all that may end the wait. Own timelines and failures wake every line. */
@@ -179,15 +210,16 @@ static uint32_t lines_of(const gw_job *job, const struct gw_token *tokens, size_
 static bool nap(gw_job *job, const struct gw_token *tokens, size_t count, bool any, int64_t end)
 {
     uint32_t wake, lines = lines_of(job, tokens, count);
+    struct bed bed = bed_for(job, tokens, count);
     bool woken = true;
     size_t index = 0;
 
     /* Sequentially consistent, as the engine's two: so one side sees the other. */
-    announce(job, lines, 1);
-    wake = atomic_load(&job->engine->wake);
+    announce(bed, lines, 1);
+    wake = atomic_load(bed.wake);
     if (!reached(job, tokens, count, any, &index) && atomic_load(&job->engine->error) == 0)
-        woken = sleep_on(job, wake, lines, end);
-    announce(job, lines, UINT32_MAX);
+        woken = sleep_on(bed, wake, lines, end);
+    announce(bed, lines, UINT32_MAX);
     return woken;
 }
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Tokens against the shared pages. A token is reached once its 64-bit word is >= its value; a
- * waiter sleeps on the engine page's wake word, in slices; after one that nobody ended it looks
- * after the socket.
+ * waiter sleeps on the engine page's wake word, or on the job page's, in slices; after one that
+ * nobody ended it looks after the socket.
  *
  *   engine: word = value; wake++; if (waiting > 0) FUTEX_WAKE(wake)
  *   client: waiting++; w = wake; word still too low? FUTEX_WAIT(wake, w); waiting--
@@ -10,7 +10,9 @@
  * `waiting` is a count for each line of slots (proto/shm.h), and a line a bit of the futex: only
  * words of their own lines wake sleepers. Accesses of `wake` and `waiting` are sequentially
  * consistent on both sides: either the engine sees `waiting`, or the client sees the new word or
- * wake: no wake-up is lost. Any thread; no lock is held while sleeping.
+ * wake: no wake-up is lost. The job page's word, with counts of its own (`together`), rises with
+ * any rank's: one call wakes all that wait for what ends for all at once. Any thread; no lock is
+ * held while sleeping.
  */
 #ifndef GW_CLIENT_WAIT_H
 #define GW_CLIENT_WAIT_H

@@ -101,9 +101,10 @@ struct device_signal {
     uint64_t value;
     uint64_t offset; /* into slot.offset */
     uint32_t rank;
-    /* Whom to wake: the rank's two pages. */
+    /* Whom to wake: the rank's two pages; the job's (NULL: nobody sleeps on it; not on cuda). */
     struct gw_engine_page *engine;
     const struct gw_client_page *client;
+    struct gw_job_page *job;
     /* The slot's word in the rank's wait page (struct gw_wait_page): raised to `value` too, after
      * slot->value, for the client's streams. NULL: none (always so on the host device). */
     _Atomic uint64_t *mirror;

@@ -17,6 +17,7 @@
 
 #include "daemon/base/error.h"
 #include "daemon/base/escape.h"
+#include "daemon/device/pages.h"
 #include "daemon/engine/log.h"
 
 /* ---- the job's callbacks --------------------------------------------------------------------- */
@@ -117,6 +118,7 @@ int engine_make_job(struct engine *engine, struct job_config *config)
         &(struct device_config){on_wake, engine, engine->options.worker_priority}, &config->device);
     if (r < 0)
         return r;
+    config->page = engine->job_page->base;
     config->callbacks = (struct job_callbacks){.reply = on_reply,
                                                .drop = on_drop,
                                                .failed = on_failed,
@@ -363,6 +365,7 @@ struct engine *engine_free(struct engine *engine)
     engine->job = job_free(engine->job);
     if (engine->device)
         engine->device_ops->device_free(engine->device);
+    pages_free(engine->job_page);
     engine->guard = guard_free(engine->guard);
     if (engine->loop) {
         lease_end(engine);

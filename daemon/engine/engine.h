@@ -119,6 +119,7 @@ struct engine {
     struct guard *guard; /* jobs on GPUs */
     struct lease_list leases;
 
+    struct device_memory *job_page; /* all clients'; NULL before the first */
     struct gw_stats_page *stats;
     uint64_t started_ns, stats_ns;
     char wait[GW_TEXT_MAX + 1];

@@ -179,14 +179,21 @@ struct job *job_free(struct job *job)
 
 /* ---- effects --------------------------------------------------------------------------------- */
 
-static void write_failure(const struct job_port *port, uint32_t rank, int code, const char *text)
+static void write_failure(const struct job *job, const struct job_port *port, uint32_t rank,
+                          int code, const char *text)
 {
+    struct gw_job_page *page = job->config.page;
+
     if (!port->engine || atomic_load_explicit(&port->engine->error, memory_order_relaxed) != 0)
         return;
     port->engine->failure.rank = rank;
     memcpy(port->engine->failure.text, text, strnlen(text, GW_TEXT_MAX));
     atomic_store_explicit(&port->engine->error, code, memory_order_release);
     device_ring(port->engine, port->client, GW_WAKE_ALL);
+    if (page) {
+        atomic_fetch_add(&page->wake, 1);
+        device_wake(&page->wake, GW_WAKE_ALL);
+    }
 }
 
 void job_fail_all(struct job *job, uint32_t rank, int code, const char *text)
@@ -194,7 +201,7 @@ void job_fail_all(struct job *job, uint32_t rank, int code, const char *text)
     /* First the streams: what has not been told done by now never will be. */
     abort_all(job);
     for (uint32_t i = 0; i < job->config.world; i++)
-        write_failure(&job->ports[i], rank, code, text);
+        write_failure(job, &job->ports[i], rank, code, text);
     build_release_waits(job);
 }
 

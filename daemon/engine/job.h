@@ -60,6 +60,7 @@ struct job_config {
     uint64_t link_bytes_per_s; /* 0: no simulated link */
     uint64_t memory_max_bytes; /* 0: no limit */
     uint64_t drop_edges;
+    struct gw_job_page *page;    /* NULL: nobody sleeps on it */
     const struct job_log *log;   /* NULL: all ranks are on this node */
     struct fabric_nodes *nodes;  /* with log: the job notes here where ranks are */
     struct job_callbacks callbacks;

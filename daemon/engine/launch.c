@@ -113,6 +113,7 @@ static bool resolve_signal(const struct job *job, const struct core_signal *sign
                                          .rank = signal->rank,
                                          .engine = port->engine,
                                          .client = port->client,
+                                         .job = job->config.page,
                                          .mirror = mirror_of(job, signal->rank, signal->timeline)};
     return true;
 }

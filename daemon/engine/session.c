@@ -251,6 +251,9 @@ static int make_pages(struct session *session)
     if (r == 0)
         r = make_page(PAGES_OUT, "gradwire-engine", GW_SHM_ENGINE, sizeof(struct gw_engine_page),
                       GW_ENGINE_PAGE_BYTES, &session->engine_page);
+    if (r == 0 && !session->engine->job_page)
+        r = make_page(PAGES_OUT, "gradwire-job", GW_SHM_JOB, sizeof(struct gw_job_page),
+                      GW_PAGE_BYTES, &session->engine->job_page);
     if (r == 0)
         submit_reader_start(&session->submit, session->client_page->base,
                             session->engine_page->base);
@@ -260,11 +263,12 @@ static int make_pages(struct session *session)
 static void welcome(struct session *session)
 {
     struct wire_msg msg = {.type = WIRE_WELCOME};
-    int fds[3] = {session->client_page->fd, session->engine_page->fd, session->doorbell};
+    int fds[4] = {session->client_page->fd, session->engine_page->fd, session->doorbell,
+                  session->engine->job_page->fd};
 
     msg.u.welcome.version = GW_PROTOCOL_VERSION;
     msg.u.welcome.engine_pid = (uint32_t)getpid();
-    session_send(session, &msg, fds, 3);
+    session_send(session, &msg, fds, 4);
 }
 
 /* 0, or why this client cannot be served. */

@@ -80,7 +80,7 @@ class Engine:
     def welcomed(self, tag=b""):
         client = self.client(tag)
         welcome = client.receive()
-        assert welcome.type == "WELCOME" and len(welcome.fds) == 3, welcome
+        assert welcome.type == "WELCOME" and len(welcome.fds) == 4, welcome
         client.pages = welcome.fds
         client.engine_page = mmap.mmap(welcome.fds[1], 2 * PAGE, prot=mmap.PROT_READ)
         return client
@@ -396,19 +396,20 @@ def test_another_user_is_refused(start):
 
 def test_pages_cannot_be_written_or_resized(start):
     client = start().create()
-    page, engine_page, bell = client.pages
+    page, engine_page, bell, job_page = client.pages
     mmap.mmap(page, PAGE, prot=mmap.PROT_READ | mmap.PROT_WRITE).close()
-    with pytest.raises(PermissionError):
-        mmap.mmap(engine_page, PAGE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
-    with pytest.raises(PermissionError):
-        os.pwrite(engine_page, b"x", 0)
-    for fd in (page, engine_page):
+    for fd in (page, engine_page, job_page):
         with pytest.raises(OSError):
             os.ftruncate(fd, 0)
-    # Another mapping through /proc is as little writable.
-    with pytest.raises(PermissionError):
-        again = os.open(f"/proc/self/fd/{engine_page}", os.O_RDWR)
-        mmap.mmap(again, PAGE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+    for fd in (engine_page, job_page):
+        with pytest.raises(PermissionError):
+            mmap.mmap(fd, PAGE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+        with pytest.raises(PermissionError):
+            os.pwrite(fd, b"x", 0)
+        # Another mapping through /proc is as little writable.
+        with pytest.raises(PermissionError):
+            again = os.open(f"/proc/self/fd/{fd}", os.O_RDWR)
+            mmap.mmap(again, PAGE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
     os.write(bell, struct.pack("Q", 1))
 
 

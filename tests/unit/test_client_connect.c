@@ -59,7 +59,7 @@ static const struct scenario scenarios[] = {
     {.what = "another magic", .expect = GW_E_PROTOCOL, .bad_magic = true},
     {.what = "another page version", .expect = GW_E_VERSION, .bad_version = true},
     {.what = "another protocol", .expect = GW_E_VERSION, .other_protocol = true},
-    {.what = "two descriptors", .expect = GW_E_PROTOCOL, .text = "2 descriptors", .fds = 2},
+    {.what = "three descriptors", .expect = GW_E_PROTOCOL, .text = "3 descriptors", .fds = 3},
     {.what = "five descriptors", .expect = GW_E_PROTOCOL, .text = "5 descriptors", .fds = 5},
     {.what = "join refused", .expect = GW_E_INVALID, .text = "world", .joined_code = GW_E_INVALID},
     {.what = "a wrong reply", .expect = GW_E_PROTOCOL, .text = "BUFFER_MADE", .wrong_reply = true},
@@ -114,7 +114,7 @@ static void send_message(int fd, const struct wire_msg *msg, const int *fds, siz
 static void welcome(int fd, const struct scenario *s)
 {
     struct wire_msg msg = {.type = WIRE_WELCOME};
-    size_t count = s->fds ? (size_t)s->fds : 3;
+    size_t count = s->fds ? (size_t)s->fds : 4;
     int fds[8];
 
     msg.u.welcome.version = GW_PROTOCOL_VERSION + (s->other_protocol ? 1 : 0);
@@ -126,10 +126,12 @@ static void welcome(int fd, const struct scenario *s)
         engine_page =
             mmap(NULL, GW_ENGINE_PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fds[1], 0);
     }
-    for (size_t i = 2; i < count || i < 3; i++)
-        fds[i] = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    fds[2] = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    fds[3] = page_new(s, GW_SHM_JOB, GW_PAGE_BYTES, sizeof(struct gw_job_page));
+    for (size_t i = 4; i < count; i++)
+        fds[i] = dup(fds[2]);
     send_message(fd, &msg, fds, count);
-    for (size_t i = 0; i < count || i < 3; i++)
+    for (size_t i = 0; i < count || i < 4; i++)
         close(fds[i]);
 }
 

@@ -85,6 +85,7 @@ static struct {
     struct layout *layout;
     struct gw_client_page *client; /* NULL before WELCOME */
     struct gw_engine_page *engine;
+    struct gw_job_page *common;
     struct submit_reader submit;
     int bell;
     struct gw_shm_board *board;
@@ -480,7 +481,7 @@ static inline void sv_welcome(void)
 {
     struct wire_msg msg = {.type = WIRE_WELCOME};
     void *base = NULL;
-    int fds[3];
+    int fds[4];
 
     msg.u.welcome.version = GW_PROTOCOL_VERSION;
     msg.u.welcome.engine_pid = 1234;
@@ -491,7 +492,9 @@ static inline void sv_welcome(void)
     submit_reader_start(&sv.submit, sv.client, sv.engine);
     fds[2] = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     sv.bell = dup(fds[2]);
-    sv_send(&msg, fds, 3);
+    fds[3] = sv_page(GW_SHM_JOB, GW_PAGE_BYTES, &base);
+    sv.common = base;
+    sv_send(&msg, fds, 4);
 }
 
 static inline void sv_joined(const struct wire_msg *asked)

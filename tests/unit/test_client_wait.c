@@ -5,6 +5,10 @@
  */
 #include "test_client_service.h"
 
+#include <limits.h>
+#include <linux/futex.h>
+#include <sys/syscall.h>
+
 #include "client/lib/wait.h"
 
 #define FOR_EVER UINT64_MAX
@@ -21,11 +25,15 @@ static void stamp(struct gw_shm_slot *slot, uint64_t ready, uint64_t started, ui
 /* Raises the step's word once somebody sleeps. */
 static void *raise_step(void *unused)
 {
-    while (atomic_load(&sv.client->waiting[gw_wake_line(&sv.board->step)]) == 0)
+    uint32_t line = gw_wake_line(&sv.board->step);
+
+    while (atomic_load(&sv.client->waiting[line]) + atomic_load(&sv.client->together[line]) == 0)
         sched_yield();
     atomic_fetch_add(&sv.board->step.value, 1);
     atomic_fetch_add(&sv.engine->wake, 1);
+    atomic_fetch_add(&sv.common->wake, 1);
     wait_wake(job);
+    syscall(SYS_futex, &sv.common->wake, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
     return unused;
 }
 

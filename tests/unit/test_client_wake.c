@@ -6,9 +6,10 @@
  * after 200 ms else, and what is lost would only be late.
  *
  * Threads and processes wait for one word, two of several, and either of two; of words that share a
- * line, and of one that others wait for, too. A word rises again only when all that wait for it
- * have seen it: nobody else's wake-up makes up for a lost one. Lost is: the word has risen, the
- * ring is over for a while, and the waiter sleeps in the kernel all the same.
+ * line, and of one that others wait for, too; and for one that rises for all clients at once. A
+ * word rises again only when all that wait for it have seen it: nobody else's wake-up makes up for
+ * a lost one. Lost is: the word has risen, the ring is over for a while, and the waiter sleeps in
+ * the kernel all the same.
  *
  * ctest: label=tsan timeout=120 link=gw_client
  */
@@ -36,8 +37,8 @@
 #include "daemon/device/ring.h"
 
 #define CLIENTS 3u
-#define WAITERS 4u
-#define DUTIES 3u
+#define WAITERS 5u
+#define DUTIES 4u
 #define ROUNDS 1000u
 #define SUSPECT_NS (300 * CLOCK_MS)
 
@@ -47,10 +48,12 @@ static const struct duty {
     uint32_t slot_count;
     bool any; /* one of them rises, by turns */
     uint32_t first_waiter, waiters;
+    bool all; /* rises for all clients at once; they sleep on the job's word */
 } duties[DUTIES] = {
-    {{0}, 1, false, 0, 2},
-    {{1, 2}, 2, false, 2, 1},
-    {{33, 3}, 2, true, 3, 1},
+    {{0}, 1, false, 0, 2, false},
+    {{1, 2}, 2, false, 2, 1, false},
+    {{33, 3}, 2, true, 3, 1, false},
+    {{35}, 1, false, 4, 1, true},
 };
 
 enum fault { FAULT_NONE, FAULT_RISES_AFTER, FAULT_NO_BUMP, FAULT_OTHER_LINE, FAULTS };
@@ -67,7 +70,9 @@ static struct world { /* shared by all */
         struct gw_client_page page;
         struct waiter waiters[WAITERS];
     } clients[CLIENTS];
+    struct gw_job_page common;
     enum fault fault;
+    bool of_all; /* the fault is in what rises for all at once; else in the rest */
     _Atomic bool over;
     _Atomic uint32_t lost;
     char text[256]; /* of the first that is lost */
@@ -155,6 +160,9 @@ static void *wait_rounds(void *arg)
     atomic_store(&self->pid, (uint32_t)getpid());
     job->engine = &world->clients[place->client].engine;
     job->page = &world->clients[place->client].page;
+    job->common = &world->common;
+    for (uint32_t i = 0; i < duty->slot_count && !duty->all; i++)
+        job->apart |= UINT64_C(1) << duty->slots[i];
     job->order.ops = &order_host;
     pthread_mutex_init(&job->channel.lock, NULL);
     for (uint64_t round = 1; round <= ROUNDS && !atomic_load(&world->over); round++) {
@@ -190,14 +198,19 @@ static void run_client(uint32_t client)
 
 /* ---- the engine ------------------------------------------------------------------------------ */
 
+static enum fault fault_of(bool of_all)
+{
+    return world->of_all == of_all ? world->fault : FAULT_NONE;
+}
+
 static void ring(uint32_t client, uint32_t lines)
 {
     struct gw_engine_page *engine = &world->clients[client].engine;
     const struct gw_client_page *page = &world->clients[client].page;
 
-    if (world->fault == FAULT_OTHER_LINE)
+    if (fault_of(false) == FAULT_OTHER_LINE)
         lines = lines << 1 | lines >> 31;
-    if (world->fault == FAULT_NO_BUMP)
+    if (fault_of(false) == FAULT_NO_BUMP)
         atomic_fetch_sub(&engine->wake, 1); /* as if ring did not add it */
     device_ring(engine, page, lines);
 }
@@ -214,17 +227,51 @@ static void raise_words(uint32_t client, const struct duty *duty, uint64_t round
         struct gw_shm_slot *slot = &engine->op[duty->slots[i]];
 
         lines |= device_line(slot);
-        if (world->fault == FAULT_RISES_AFTER) {
+        if (fault_of(false) == FAULT_RISES_AFTER) {
             ring(client, lines);
             pause_a_little();
         }
         atomic_store_explicit(&slot->value, round, memory_order_release);
         pause_a_little();
-        if (world->fault != FAULT_RISES_AFTER && (!together || i + 1 == end)) {
+        if (fault_of(false) != FAULT_RISES_AFTER && (!together || i + 1 == end)) {
             ring(client, lines);
             lines = 0;
         }
     }
+}
+
+static void ring_common(const struct duty *duty)
+{
+    struct device_signal signals[CLIENTS];
+
+    for (uint32_t c = 0; c < CLIENTS; c++) {
+        struct gw_engine_page *engine = &world->clients[c].engine;
+
+        signals[c] = (struct device_signal){.slot = &engine->op[duty->slots[0]],
+                                            .engine = engine,
+                                            .client = &world->clients[c].page,
+                                            .job = &world->common};
+        if (fault_of(true) == FAULT_OTHER_LINE)
+            signals[c].slot++;
+    }
+    if (fault_of(true) == FAULT_NO_BUMP)
+        atomic_fetch_sub(&world->common.wake, 1); /* as if it were not added */
+    device_ring_all(signals, CLIENTS);
+}
+
+static void raise_for_all(const struct duty *duty, uint64_t round)
+{
+    if (fault_of(true) == FAULT_RISES_AFTER) {
+        ring_common(duty);
+        pause_a_little();
+    }
+    for (uint32_t c = 0; c < CLIENTS; c++) {
+        atomic_store_explicit(&world->clients[c].engine.op[duty->slots[0]].value, round,
+                              memory_order_release);
+        pause_a_little();
+    }
+    if (fault_of(true) != FAULT_RISES_AFTER)
+        ring_common(duty);
 }
 
 /* 'S': in the kernel, and nobody has woken it. */
@@ -253,6 +300,8 @@ static void end_all(void)
         atomic_fetch_add(&world->clients[c].engine.wake, 1);
         syscall(SYS_futex, &world->clients[c].engine.wake, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
     }
+    atomic_fetch_add(&world->common.wake, 1);
+    syscall(SYS_futex, &world->common.wake, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
 /* Nobody has come for long: does one sleep on what has risen? */
@@ -281,6 +330,30 @@ static bool all_saw(uint32_t client, const struct duty *duty, uint64_t round)
     return all;
 }
 
+static void serve_all(const struct duty *duty)
+{
+    int64_t rung = 0;
+
+    for (uint64_t round = 0; !atomic_load(&world->over);) {
+        uint32_t saw = 0;
+
+        for (uint32_t c = 0; c < CLIENTS; c++) {
+            bool all = all_saw(c, duty, round);
+
+            saw += all;
+            if (!all && clock_now() - rung > SUSPECT_NS)
+                suspect(c, duty, round);
+        }
+        if (saw == CLIENTS && round == ROUNDS)
+            return;
+        if (saw == CLIENTS) {
+            raise_for_all(duty, ++round);
+            rung = clock_now();
+        }
+        sched_yield();
+    }
+}
+
 static void *serve(void *arg)
 {
     const struct duty *duty = arg;
@@ -289,6 +362,10 @@ static void *serve(void *arg)
     uint32_t done = 0;
 
     dice = 1000 + (uint64_t)(duty - duties);
+    if (duty->all) {
+        serve_all(duty);
+        return NULL;
+    }
     while (done < CLIENTS && !atomic_load(&world->over)) {
         done = 0;
         for (uint32_t c = 0; c < CLIENTS; c++) {
@@ -321,11 +398,12 @@ static void run_engine(void)
 
 /* ---- tests ----------------------------------------------------------------------------------- */
 
-static void open_world(enum fault fault)
+static void open_world(enum fault fault, bool of_all)
 {
     world = mmap(NULL, sizeof(*world), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     assert_ptr_not_equal(world, MAP_FAILED);
     world->fault = fault;
+    world->of_all = of_all;
 }
 
 static void *client_main(void *arg)
@@ -365,7 +443,7 @@ static void check_world(void)
 static void threads_lose_no_wake_up(void **state)
 {
     (void)state;
-    open_world(FAULT_NONE);
+    open_world(FAULT_NONE, false);
     run_threads();
     check_world();
     close_world();
@@ -374,11 +452,11 @@ static void threads_lose_no_wake_up(void **state)
 static void a_lost_wake_up_is_found(void **state)
 {
     (void)state;
-    for (enum fault fault = FAULT_RISES_AFTER; fault < FAULTS; fault++) {
-        open_world(fault);
+    for (uint32_t i = 2 * FAULT_RISES_AFTER; i < 2 * FAULTS; i++) {
+        open_world((enum fault)(i / 2), i % 2);
         run_threads();
         if (world->lost == 0)
-            fail_msg("fault %d: nothing is lost", (int)fault);
+            fail_msg("fault %u%s: nothing is lost", i / 2, i % 2 ? ", for all" : "");
         close_world();
     }
 }
@@ -433,7 +511,7 @@ static void stopped_processes_lose_no_wake_up(void **state)
     pid_t pids[CLIENTS + 1];
 
     (void)state;
-    open_world(FAULT_NONE);
+    open_world(FAULT_NONE, false);
     for (uint32_t i = 0; i <= CLIENTS; i++)
         pids[i] = start(i);
     printf("stopped %u times\n", torment(pids, CLIENTS + 1));

@@ -145,7 +145,7 @@ static struct device_done wait_done(struct world *world)
 static struct device_signal signal_of(struct world *world, uint32_t slot, uint64_t value)
 {
     return (struct device_signal){
-        &world->engine->op[slot], value, value * 10, 0, world->engine, world->client, NULL};
+        &world->engine->op[slot], value, value * 10, 0, world->engine, world->client, NULL, NULL};
 }
 
 static void a_stream_runs_in_order_and_signals(void **state)

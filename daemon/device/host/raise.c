@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Raising timelines: time stamps, then the value, then the client's wake word. Any thread; writes
- * slots of engine pages and boards, under one lock per device.
+ * Raising timelines: time stamps, then the value, then the wake words. Any thread; writes slots of
+ * engine pages and boards, under one lock per device.
  */
 #include <stdatomic.h>
 
@@ -27,20 +27,11 @@ static void raise_one(const struct device_signal *signal, uint64_t ready_ns, uin
 void host_raise(struct host_device *device, const struct device_signal *signals, uint32_t count,
                 uint64_t ready_ns, uint64_t started_ns, uint64_t done_ns)
 {
-    uint32_t lines = 0;
-
     if (count == 0)
         return;
     pthread_mutex_lock(&device->raise_lock);
     for (uint32_t i = 0; i < count; i++)
         raise_one(&signals[i], ready_ns, started_ns, done_ns);
     pthread_mutex_unlock(&device->raise_lock);
-    /* One wake for neighbours of the same rank. */
-    for (uint32_t i = 0; i < count; i++) {
-        lines |= device_line(signals[i].slot);
-        if (i + 1 < count && signals[i + 1].engine == signals[i].engine)
-            continue;
-        device_ring(signals[i].engine, signals[i].client, lines);
-        lines = 0;
-    }
+    device_ring_all(signals, count);
 }
