@@ -8,6 +8,9 @@
  *   submit_calls ready               stage 1, alone: begin, "ready" behind each declaration
  *   submit_calls ops RANK ID_FILE    2 ranks: "started", waits for ID_FILE.go, OPS all-reduces of
  *                                    4 KiB, "done", waits for ID_FILE.end
+ *   submit_calls sums RANK ID_FILE   2 ranks: for "small" (64 KiB) and "large" (16 MiB), "started",
+ *                                    waits for ID_FILE.small or .large, SUMS reduce-scatters,
+ *                                    "done"; then waits for ID_FILE.end
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,6 +27,9 @@
 #define STEPS 200u
 #define PARAMS 128u
 #define OPS 200u
+#define SUMS 20u
+#define SMALL (64u << 10)
+#define LARGE (16u << 20)
 
 #define TRY(call)                                                                                  \
     do {                                                                                           \
@@ -140,11 +146,16 @@ static void wait_for(const char *id_file, const char *what)
         pause_ms(10);
 }
 
-static void ops(uint32_t rank, const char *id_file)
+static void say(const char *what)
+{
+    puts(what);
+    fflush(stdout);
+}
+
+static gw_job *one_of_two(uint32_t rank, const char *id_file)
 {
     struct gw_job_options options = {.struct_size = sizeof(options), .world = 2, .rank = rank};
     gw_job *job = NULL;
-    gw_buffer *buffer = NULL;
     struct gw_job_id id;
 
     if (rank == 0) {
@@ -156,9 +167,16 @@ static void ops(uint32_t rank, const char *id_file)
         TRY(gw_job_join(&options, &id, &job));
     }
     TRY(gw_job_wait_ready(job, LIMIT));
+    return job;
+}
+
+static void ops(uint32_t rank, const char *id_file)
+{
+    gw_job *job = one_of_two(rank, id_file);
+    gw_buffer *buffer = NULL;
+
     TRY(gw_buffer_new(job, 4096, &buffer));
-    puts("started");
-    fflush(stdout);
+    say("started");
     wait_for(id_file, "go");
     for (uint32_t i = 0; i < OPS; i++) {
         struct gw_slice slice = {buffer, 0};
@@ -167,8 +185,44 @@ static void ops(uint32_t rank, const char *id_file)
         TRY(gw_all_reduce(job, slice, slice, 1024, NULL, &token));
         TRY(gw_wait(job, token, LIMIT));
     }
-    puts("done");
-    fflush(stdout);
+    say("done");
+    wait_for(id_file, "end");
+    gw_job_close(job);
+}
+
+static void reduce_scatter(gw_job *job, gw_buffer *buffer, size_t bytes)
+{
+    struct gw_slice whole = {buffer, 0}, mine = {buffer, 0};
+    struct gw_op_options options = {.struct_size = sizeof(options)};
+    size_t part = bytes / sizeof(float) / 2;
+    struct gw_token token;
+
+    mine.offset = gw_job_rank(job) * part;
+    TRY(gw_reduce_scatter(job, whole, mine, part, &options, &token));
+    TRY(gw_wait(job, token, LIMIT));
+}
+
+/* The first is not counted: threads and memory of the engine's come with it. */
+static void some_sums(gw_job *job, const char *id_file, const char *name, size_t bytes)
+{
+    gw_buffer *buffer = NULL;
+
+    TRY(gw_buffer_new(job, bytes, &buffer));
+    memset(gw_buffer_data(buffer), 0, bytes);
+    reduce_scatter(job, buffer, bytes);
+    say("started");
+    wait_for(id_file, name);
+    for (uint32_t i = 0; i < SUMS; i++)
+        reduce_scatter(job, buffer, bytes);
+    say("done");
+}
+
+static void sums(uint32_t rank, const char *id_file)
+{
+    gw_job *job = one_of_two(rank, id_file);
+
+    some_sums(job, id_file, "small", SMALL);
+    some_sums(job, id_file, "large", LARGE);
     wait_for(id_file, "end");
     gw_job_close(job);
 }
@@ -179,6 +233,8 @@ int main(int argc, char **argv)
         fetches();
     else if (argc > 1 && strcmp(argv[1], "ready") == 0)
         readies();
+    else if (argc > 3 && strcmp(argv[1], "sums") == 0)
+        sums((uint32_t)(argv[2][0] - '0'), argv[3]);
     else if (argc > 3)
         ops((uint32_t)(argv[2][0] - '0'), argv[3]);
     return 0;

@@ -9,14 +9,16 @@ import pathlib
 import re
 import shutil
 import subprocess
+import sys
 
 import pytest
 
-from conftest import SANITIZE, SLOWER, until
+from conftest import CONFIG, ENGINE, SANITIZE, SLOWER, Daemon, serving, until
 
 PROGRAM = os.environ.get("GW_SUBMIT_CALLS") or os.path.join(
     os.environ["GRADWIRE_BUILD"], "tests/bin/submit_calls")
-OPS, RANKS, PARAMS = 200, 2, 128
+OPS, SUMS, RANKS, PARAMS = 200, 20, 2, 128
+FEW = 32  # per sum; allocations: in all
 ALLOCATOR = {"brk", "mmap", "munmap", "madvise"}  # it may grow when a batch is packed
 
 pytestmark = pytest.mark.skipif(
@@ -80,44 +82,129 @@ def test_a_gradient_is_declared_without_a_system_call(daemon, tmp_path):
     assert len(made) <= 4 and set(made) <= {"write"}, made
 
 
-def wait_attached(tracer):
-    while True:
-        line = tracer.stderr.readline()
-        assert line, "strace ended"
-        if "attached" in line:
-            return
+class Ranks:
+    """RANKS processes of one job that go on when told; and their engine."""
+
+    def __init__(self, daemon, id_file, what):
+        env = {**os.environ, "GRADWIRE_SOCKET": str(daemon.socket)}
+        self.id_file = id_file
+        self.processes = [subprocess.Popen([PROGRAM, what, str(rank), str(id_file)], env=env,
+                                           text=True, stdout=subprocess.PIPE)
+                          for rank in range(RANKS)]
+        try:
+            self.await_("started")
+            self.engine = until(daemon.engines)[0]
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for process in self.processes:
+            process.kill()
+            process.wait()
+            process.stdout.close()
+
+    def await_(self, word):
+        assert [p.stdout.readline() for p in self.processes] == [f"{word}\n"] * RANKS
+
+    def go(self, word):
+        pathlib.Path(f"{self.id_file}.{word}").touch()
+
+    def end(self):
+        self.go("end")
+        assert [p.wait(60 * SLOWER) for p in self.processes] == [0] * RANKS
+
+    def traced(self, word, trace):
+        """The engine's system calls, all threads', from `word` until all are done: counted."""
+        tracer = subprocess.Popen(["strace", "-f", "-o", str(trace), "-p", str(self.engine)],
+                                  stderr=subprocess.PIPE, text=True)
+        try:
+            while "attached" not in (line := tracer.stderr.readline()):
+                assert line, "strace ended"
+            self.go(word)
+            self.await_("done")
+        finally:
+            tracer.terminate()
+            tracer.communicate(timeout=60 * SLOWER)
+        return collections.Counter(calls_of(trace))
 
 
 def test_the_engine_s_calls_of_a_small_op(daemon, tmp_path):
     """No packet is sent or received; one call wakes all for one op; a wake-up of the engine
     costs two calls of epoll_wait, whoever rang, and no read."""
-    id_file, trace = tmp_path / "id", tmp_path / "trace"
-    env = {**os.environ, "GRADWIRE_SOCKET": str(daemon.socket)}
-    ranks = [subprocess.Popen([PROGRAM, "ops", str(rank), str(id_file)], env=env, text=True,
-                              stdout=subprocess.PIPE) for rank in range(RANKS)]
-    try:
-        for rank in ranks:
-            assert rank.stdout.readline() == "started\n"
-        engine = until(daemon.engines)[0]
-        tracer = subprocess.Popen(["strace", "-f", "-o", str(trace), "-p", str(engine)],
-                                  stderr=subprocess.PIPE, text=True)
-        try:
-            wait_attached(tracer)
-            pathlib.Path(f"{id_file}.go").touch()
-            for rank in ranks:
-                assert rank.stdout.readline() == "done\n"
-        finally:
-            tracer.terminate()
-            tracer.communicate(timeout=60 * SLOWER)
-        pathlib.Path(f"{id_file}.end").touch()
-        assert [rank.wait(60 * SLOWER) for rank in ranks] == [0] * RANKS
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.stdout.close()
-    calls = collections.Counter(calls_of(trace))
+    with Ranks(daemon, tmp_path / "id", "ops") as ranks:
+        calls = ranks.traced("go", tmp_path / "trace")
+        ranks.end()
     print(dict(calls))
     assert calls["recvmsg"] == calls["sendmsg"] == calls["poll"] == 0
     assert calls["futex"] <= OPS + 20
     assert calls["read"] <= 20
     assert calls["epoll_wait"] + calls["epoll_pwait"] <= 2 * RANKS * OPS + 100
+
+
+COUNT_ALLOCATIONS = """
+#include <errno.h>
+#include <fcntl.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
+extern void *__libc_malloc(size_t), *__libc_calloc(size_t, size_t);
+extern void *__libc_realloc(void *, size_t), *__libc_memalign(size_t, size_t);
+static atomic_ulong none, *count = &none;
+__attribute__((constructor)) static void start(void)
+{
+    int fd = open(getenv("COUNT_FILE"), O_RDWR | O_CLOEXEC);
+    count = mmap(NULL, 8, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    close(fd);
+}
+void *malloc(size_t n) { (*count)++; return __libc_malloc(n); }
+void *calloc(size_t n, size_t m) { (*count)++; return __libc_calloc(n, m); }
+void *realloc(void *p, size_t n) { (*count)++; return __libc_realloc(p, n); }
+void *aligned_alloc(size_t a, size_t n) { (*count)++; return __libc_memalign(a, n); }
+int posix_memalign(void **p, size_t a, size_t n)
+{
+    (*count)++;
+    *p = __libc_memalign(a, n);
+    return *p ? 0 : ENOMEM;
+}
+"""
+
+
+@pytest.fixture
+def counted(runtime_dir, tmp_path):
+    """gradwired, and a function: how often its engines have asked for memory."""
+    library, counter, config = tmp_path / "count.so", tmp_path / "count", tmp_path / "conf"
+    engine = tmp_path / "engine"
+    subprocess.run(["cc", "-O1", "-shared", "-fPIC", "-x", "c", "-", "-o", library],
+                   input=COUNT_ALLOCATIONS, text=True, check=True, timeout=60)
+    counter.write_bytes(bytes(8))
+    engine.write_text(f'#!/bin/sh\nLD_PRELOAD={library} COUNT_FILE={counter} exec {ENGINE} "$@"\n')
+    engine.chmod(0o755)
+    config.write_text(CONFIG)
+    with serving(Daemon(runtime_dir, engine, args=["--config", str(config)])) as daemon:
+        yield daemon, lambda: int.from_bytes(counter.read_bytes(), sys.byteorder)
+
+
+def test_nothing_is_done_per_chunk(counted, tmp_path):
+    """A sum of 16 MiB, of 1,024 chunks in 64 blocks that threads take, costs the engine no more
+    system calls, waits for locks and allocations than one of 64 KiB, but for a few that hand it to
+    the threads and back."""
+    daemon, allocations = counted
+    with Ranks(daemon, tmp_path / "id", "sums") as ranks:
+        calls, asked = {}, {}
+        for size in ("small", "large"):
+            if calls:
+                ranks.await_("started")
+            before = allocations()
+            calls[size] = ranks.traced(size, tmp_path / size)
+            asked[size] = allocations() - before
+        ranks.end()
+    print(asked, *(dict(found) for found in calls.values()))
+    assert asked["small"] > 0
+    assert asked["large"] - asked["small"] <= FEW
+    assert sum(calls["large"].values()) - sum(calls["small"].values()) <= FEW * SUMS
+    assert calls["large"]["futex"] - calls["small"]["futex"] <= FEW * SUMS
