@@ -12,6 +12,9 @@
 /* Systems in workers: the limit, gradwire, and gradwire without overlap. */
 enum { LOCALS = 3 };
 
+#define LARGE_BYTES (16u << 20) /* enough to know a link by */
+#define REACHED 0.8             /* of a shape; frames' heads and the pause between ops take some */
+
 struct turns {
     struct local *locals[LOCALS];
     uint32_t count;
@@ -72,6 +75,20 @@ static int one_round(struct bench *bench, const struct bench_case *what, struct 
     return r;
 }
 
+/* A link that is shaped to more than processors carry is not shaped. */
+static double link_gbits(const struct bench_case *what, uint64_t limit_ns)
+{
+    double gbits = 8.0 * (double)nodes_crossing_bytes(what) / (double)limit_ns;
+    double shape_gbits = (double)what->shape_mbit / 1e3;
+
+    if (what->bytes >= LARGE_BYTES && gbits < REACHED * shape_gbits)
+        fprintf(stderr,
+                "gwbench: links shaped to %g Gbit/s carry %.1f: these processors move no more, "
+                "and the shape changes nothing\n",
+                shape_gbits, gbits);
+    return gbits;
+}
+
 static int tell_local(const struct bench_options *options, const struct turns *turns, uint32_t i,
                       uint64_t limit_ns)
 {
@@ -85,6 +102,8 @@ static int tell_local(const struct bench_options *options, const struct turns *t
         figures[FIGURE_BESIDE_OFF] =
             (double)samples_percentile(&local->samples, 50) / (double)(off_ns + 1);
     }
+    if (local->what.nodes > 0 && limit_ns > 0 && i == 0)
+        figures[FIGURE_LINK] = link_gbits(&local->what, limit_ns);
     return output_row(options, &local->what, local->name, &local->samples, limit_ns, figures);
 }
 

@@ -46,6 +46,14 @@ uint32_t nodes_of_rank(const struct bench_case *what, uint32_t rank)
     return what->variant == VARIANT_DEALT ? rank % what->nodes : rank / (what->ranks / what->nodes);
 }
 
+uint64_t nodes_crossing_bytes(const struct bench_case *what)
+{
+    uint64_t once = what->bytes / what->nodes * (what->nodes - 1);
+
+    return (what->op == BENCH_ALL_REDUCE || what->op == BENCH_LATENCY ? 2 * once : once) /
+           sizeof(float) * sizeof(float);
+}
+
 /* ---- cases ----------------------------------------------------------------------------------- */
 
 /* With one rank on each node, both ways to place them are the same. */

@@ -30,6 +30,9 @@ struct nodes {
 
 /* nodes.c: all cases of the op on all networks that are asked for. Exit codes. */
 int nodes_run(struct bench *bench);
+/* What a node sends in an op, if each holds a whole result's part: all but its own, twice for an
+ * all-reduce. Pure. */
+uint64_t nodes_crossing_bytes(const struct bench_case *what);
 /* Which node a rank is on: blocks of neighbours, or dealt, one to each node in turn. Pure. */
 uint32_t nodes_of_rank(const struct bench_case *what, uint32_t rank);
 

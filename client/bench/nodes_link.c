@@ -133,16 +133,6 @@ static int accept_one(struct worker *worker, int listener)
 
 /* ---- a worker -------------------------------------------------------------------------------- */
 
-/* Of nodes that each hold a whole result's part: all but the own part crosses, twice for an
- * all-reduce. */
-static uint64_t crossing_bytes(const struct bench_case *what)
-{
-    uint64_t once = what->bytes / what->nodes * (what->nodes - 1);
-
-    return (what->op == BENCH_ALL_REDUCE || what->op == BENCH_LATENCY ? 2 * once : once) /
-           sizeof(float) * sizeof(float);
-}
-
 static struct values pattern(uint32_t node)
 {
     return (struct values){.type = GW_DTYPE_FP32, .factor = values_factor(GW_DTYPE_FP32, node)};
@@ -158,7 +148,7 @@ static int link_open(struct worker *worker)
         return failed(worker, "no memory");
     worker->state = l;
     l->to = l->from = -1;
-    l->bytes = crossing_bytes(worker->what);
+    l->bytes = nodes_crossing_bytes(worker->what);
     l->sent = malloc(l->bytes);
     l->received = malloc(l->bytes);
     if (l->sent == NULL || l->received == NULL)

@@ -27,6 +27,7 @@ static const char *const figure_names[FIGURES] = {
     [FIGURE_WAKEUPS] = "wakeups_per_s",
     [FIGURE_RESIDENT] = "resident_mib",
     [FIGURE_THREADS] = "threads",
+    [FIGURE_LINK] = "link_gbits",
 };
 
 const struct bench_row *output_rows(size_t *ret_count)

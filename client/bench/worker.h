@@ -32,6 +32,7 @@ enum bench_figure {
     FIGURE_WAKEUPS,
     FIGURE_RESIDENT,
     FIGURE_THREADS,
+    FIGURE_LINK,
     FIGURES
 };
 

@@ -30,7 +30,7 @@ TINY = ("--ranks", "2", "--sizes", "4K", "--iterations", "6")
 NUMBER = {"type": ["number", "null"], "minimum": 0}
 FIGURES = ("hidden_fraction", "comm_us", "comm_alone_us", "exposed_us", "compute_us",
            "compute_slowed", "step_beside_overlap_off", "acquire_us", "clients", "jobs", "failures",
-           "wakeups_per_s", "resident_mib", "threads")
+           "wakeups_per_s", "resident_mib", "threads", "link_gbits")
 ROW = {
     "type": "object",
     "required": ["op", "variant", "dtype", "ranks", "bytes", "system", "p50_us", "p99_us",

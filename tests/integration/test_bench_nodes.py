@@ -67,6 +67,19 @@ def test_a_shaped_link_is_no_faster(place, veth):
     # 2 MiB each way at 12.5 MB/s, but for what a link and its bucket hold: 1/100 s on either end.
     least_us = (2 * 2**20 / 12.5e6 - 2 * 0.01) * 1e6
     assert all(r["p50_us"] > least_us for r in got if r["shape"])
+    # What the limit's row says of its link, by hand: a node sends half of the bytes.
+    for row in got:
+        if row["system"] == "limit":
+            assert row["figures"]["link_gbits"] == pytest.approx(
+                2 * 2**20 * 8 / (row["p50_us"] * 1e3), rel=1e-4)
+        else:
+            assert "figures" not in row
+
+
+def test_a_shape_that_processors_do_not_reach_is_told(place, veth):
+    done = bench(place, "all-gather", "--nodes", 2, "--ranks", 1, "--shape", "400G", "--sizes",
+                 "16M", "--iterations", 2, "--rounds", 1)
+    assert "links shaped to 400 Gbit/s carry" in done.stderr
 
 
 def test_a_storm_joins_across_nodes(place):
@@ -80,7 +93,9 @@ def test_the_table_tells_the_network(place, namespaces):
     lines = bench(place, "latency", "--nodes", 2, "--ranks", 1, *TINY).stdout.splitlines()
     where = "all on loopback" if namespaces else "in network namespaces"
     assert lines[1] == f"2 nodes, {where}, links not shaped"
-    assert [line.split()[5] for line in lines[2:]] == ["limit", "gradwire"]
+    # Under the limit's row what the links carried.
+    assert [line.split()[5 if len(line.split()) > 5 else 0] for line in lines[2:]] == [
+        "limit", "link_gbits", "gradwire"]
 
 
 def test_peers_over_the_same_links(place, veth, tmp_path):
