@@ -33,6 +33,7 @@ class Total:
     def __init__(self):
         self.passed, self.failed, self.skipped = 0, [], []
         self.told = {name: set() for name in TOLD}
+        self.nodes = collections.Counter()  # tests whose ranks were on so many nodes
 
     def check_seeds(self, seeds):
         """seeds: set of them, by test function. Of one that failed or was skipped some may lack."""
@@ -48,6 +49,7 @@ class Total:
         self.passed += other.passed
         self.failed += other.failed
         self.skipped += other.skipped
+        self.nodes += other.nodes
         for name, values in other.told.items():
             self.told[name] |= values
 
@@ -62,6 +64,8 @@ def of_pytest(path, name):
         for told in case.iter("property"):
             if told.get("name") == "seed":
                 seeds.setdefault(full.split("[")[0], set()).add(told.get("value"))
+            elif told.get("name") == "nodes":
+                total.nodes[int(told.get("value"))] += 1
             elif told.get("name") in TOLD:
                 total.told[told.get("name")].add(told.get("value"))
         skip = case.find("skipped")
@@ -166,6 +170,9 @@ def main():
     if total.told["seed"]:
         print("cuda:    " + ", ".join(f"{len(total.told[name])} {text}"
                                       for name, text in TOLD.items()))
+    if total.nodes:
+        print("nodes:   " + ", ".join(f"{times} tests once more across {count}"
+                                      for count, times in sorted(total.nodes.items())))
     for what in total.failed:
         print(f"failed:  {what}")
     reasons = collections.defaultdict(list)

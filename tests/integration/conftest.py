@@ -57,8 +57,10 @@ def pytest_configure(config):
 
 def pytest_collection_modifyitems(config, items):
     other = "host_only" if on_cuda() else "cuda_only"
-    left_out = [item for item in items if item.get_closest_marker(other) or (
-        NODES and item.get_closest_marker("one_node"))]
+    left_out = [item for item in items if item.get_closest_marker(other)]
+    if NODES:
+        import nodes  # pylint: disable=import-outside-toplevel
+        left_out += [item for item in items if not nodes.spreads(item) and item not in left_out]
     if on_cuda():
         left_out += seeds_too_many([item for item in items if item not in left_out])
     if left_out:
@@ -81,7 +83,11 @@ def seeds_too_many(items):
 
 
 def pytest_generate_tests(metafunc):
-    """Every set of parameters with each seed; seeds_too_many chooses."""
+    """Every set of parameters with each seed; seeds_too_many chooses. Or on 2 and on 3 nodes."""
+    if NODES and "cluster" in metafunc.fixturenames:
+        import nodes  # pylint: disable=import-outside-toplevel
+        metafunc.parametrize("cluster", nodes.COUNTS, indirect=True,
+                             ids=[f"n{count}" for count in nodes.COUNTS])
     if on_cuda() and not metafunc.definition.get_closest_marker("no_gpus"):
         metafunc.parametrize("gpus", range(SEEDS), indirect=True,
                              ids=[f"s{k}" for k in range(SEEDS)])
@@ -343,16 +349,48 @@ def make_nodes(runtime_dir):
             nodes.Cluster(runtime_dir, count, more, namespaces=False)).nodes
 
 
+@pytest.fixture(scope="session")
+def networks():
+    """By number of nodes; for tests that leave them as they are, since each takes its time."""
+    made = {}
+    yield made
+    for network in made.values():
+        network.close()
+
+
 @pytest.fixture
-def service(request):
-    """What a test's ranks connect to: the socket of `daemon`, or those of several nodes."""
+def cluster(request, runtime_dir, networks, record_property):
+    """The nodes over which a test's ranks are spread; None where `daemon` serves them."""
     if not NODES:
-        yield str(request.getfixturevalue("daemon").socket)
+        yield None
         return
+    import network  # pylint: disable=import-outside-toplevel
     import nodes  # pylint: disable=import-outside-toplevel
-    cluster, place = nodes.of_test(request, request.getfixturevalue("runtime_dir"))
-    with cluster:
-        yield cluster.spread(place)
+    count = request.param
+    if count not in networks:
+        networks[count] = network.Network(count)
+    with nodes.Cluster(runtime_dir, count, lent=networks[count]) as made:
+        yield made
+    idle = [n for n, node in enumerate(made.nodes) if not re.search(r"job .* started", node.log())]
+    assert not idle, f"no rank was on nodes {idle}"
+    record_property("nodes", count)
+
+
+@pytest.fixture
+def service(request, cluster):
+    """What a test's ranks connect to: the socket of `daemon`, or those of several nodes."""
+    if cluster is None:
+        return str(request.getfixturevalue("daemon").socket)
+    import nodes  # pylint: disable=import-outside-toplevel
+    place = nodes.place_of(request.node, len(cluster.nodes))
+    print(f"{len(cluster.nodes)} nodes, ranks {'dealt' if place == 'dealt' else 'in blocks'}")
+    return cluster.spread(place)
+
+
+@pytest.fixture
+def daemons(request, cluster):
+    """gradwireds of all nodes that `service` names."""
+    return cluster.nodes if cluster else [request.getfixturevalue("daemon")]
 
 
 @pytest.fixture(scope="session")

@@ -298,6 +298,11 @@ class Spread:
         return rank // (each + 1) if rank < in_larger else larger + (rank - in_larger) // each
 
 
+def elsewhere(socket):
+    """Where rank 0 of a job is not: another node, if there are several."""
+    return socket.sockets[-1] if isinstance(socket, Spread) else socket
+
+
 class Job:
     """One rank's handle; every method is one library call. socket: of a gradwired, or a Spread."""
 

@@ -7,7 +7,8 @@
 Clients talk to their gradwired by its socket's path, so that ranks need not be in its namespace.
 """
 import contextlib
-import os
+import inspect
+import re
 
 import gw
 import network
@@ -30,9 +31,12 @@ class Node(Daemon):
 class Cluster:
     """.nodes: list of Daemon; .network. At the end of `with` nothing is left on any node."""
 
-    def __init__(self, directory, count, config="", rate=None, namespaces=None, env=None, lost=()):
-        """config: more lines of section [nodes]. lost: nodes whose leftovers are no fault."""
-        self.network = network.Network(count, rate, namespaces)
+    def __init__(self, directory, count, config="", rate=None, namespaces=None, env=None, lost=(),
+                 lent=None):
+        """config: more lines of section [nodes]. lost: nodes whose leftovers are no fault. lent: a
+        network that stays."""
+        self.network = lent or network.Network(count, rate, namespaces)
+        self.closes = lent is None
         self.nodes = []
         for node in range(count):
             place = directory / f"n{node}"
@@ -50,7 +54,8 @@ class Cluster:
 
     def __enter__(self):
         with contextlib.ExitStack() as stack:
-            stack.callback(self.network.close)
+            if self.closes:
+                stack.callback(self.network.close)
             for node in self.nodes:
                 stack.enter_context(serving(node))
             self.stack = stack.pop_all()
@@ -70,10 +75,26 @@ class Cluster:
         return "".join(f"---- node {n}\n{node.log()}" for n, node in enumerate(self.nodes))
 
 
-def of_test(request, directory):
-    """For a test that runs on one node as well: how many nodes, and which rank is where, by its
-    name."""
-    count, place = ((2, "blocks"), (2, "dealt"), (3, "blocks"), (3, "dealt"))[
-        sum(os.fsencode(request.node.nodeid)) % 4]
-    print(f"{count} nodes, ranks {'dealt' if place == 'dealt' else 'in blocks'}")
-    return Cluster(directory, count), place
+# ---- the same tests once more --------------------------------------------------------------------
+
+COUNTS = (2, 3)
+
+
+def ranks_of(item):
+    """How many ranks a test starts at most, as its source says: no job is on more nodes. Where it
+    does not say so, enough for all COUNTS."""
+    known = {**item.function.__globals__, **item.callspec.params}
+    said = re.findall(r"gw\.(?:run|Ranks)\((\w+)", inspect.getsource(item.function))
+    numbers = [str(known.get(word, word)) for word in said]
+    return max((int(n) for n in numbers if n.isdigit()), default=max(COUNTS))
+
+
+def spreads(item):
+    """Whether a test can run on as many nodes as its parameters say."""
+    return "cluster" in item.fixturenames and not item.get_closest_marker("one_node") and \
+        ranks_of(item) >= item.callspec.params["cluster"]
+
+
+def place_of(item, count):
+    """In blocks on two nodes and dealt to three, or the other way around: its name decides."""
+    return ("blocks", "dealt")[(sum(item.originalname.encode()) + count) % 2]

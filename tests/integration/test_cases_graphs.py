@@ -3,7 +3,7 @@
 or empty, and what is gathered for whole layers and alternating graphs.
 
 Values are worked out by hand.
-ctest: device=cuda
+ctest: device=cuda nodes=too
 """
 import pytest
 

@@ -136,3 +136,16 @@ def test_a_case_on_gpus_has_five_seeds(tmp_path):
     # 16 of pytest's, 15 of each program's
     assert (code, lines[-1]) == (1, "46 passed, 3 failed, 1 skipped")
     assert any(line.startswith("cuda:    7 seeds run") for line in lines), lines
+
+
+def test_tests_across_nodes_are_counted(tmp_path):
+    (tmp_path / "junit").mkdir()
+    (tmp_path / "junit/p.xml").write_text("<testsuites><testsuite>" + "".join(
+        f'<testcase name="t{k}"><properties><property name="nodes" value="{count}"/></properties>'
+        "</testcase>" for k, count in enumerate((3, 2, 2))) +
+        '<testcase name="on_one"/></testsuite></testsuites>')
+    (tmp_path / "ctest.xml").write_text(
+        '<testsuite><testcase name="p" status="run"><system-out/></testcase></testsuite>')
+    code, lines = summary(f"x={tmp_path}")
+    assert (code, lines[-1]) == (0, "4 passed, 0 failed, 0 skipped")
+    assert "nodes:   2 tests once more across 2, 1 tests once more across 3" in lines
