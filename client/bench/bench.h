@@ -52,7 +52,10 @@ enum bench_variant {
     VARIANT_STAGE2,
     VARIANT_STAGE3,
     VARIANT_OVERLAP,
-    VARIANT_OVERLAP_OFF,
+    VARIANT_COVERED,
+    VARIANT_OVERLAP_OFF, /* in turns with others */
+    VARIANT_COVERED_STAGE3,
+    VARIANT_NOTHING_SENT,
     VARIANT_CREATE,
     VARIANT_JOIN,
     VARIANT_COMPLETE,
@@ -103,7 +106,8 @@ struct bench_case {
     uint32_t ranks;
     uint32_t nodes; /* 0: no --nodes */
     uint64_t shape_mbit;
-    uint64_t bytes; /* after rounding down to whole values of all ranks; 0: it has none */
+    uint64_t backward_ns; /* of a step that covers its communication; 0: to be chosen */
+    uint64_t bytes;       /* after rounding down to whole values of all ranks; 0: it has none */
 };
 
 /* All samples of one system in one case. */

@@ -9,7 +9,7 @@
 #include "client/bench/nodes.h"
 #include "client/bench/peer.h"
 
-/* Systems in workers: the limit, gradwire, and gradwire without overlap. */
+/* Systems in workers: the limit and gradwire, or gradwire and what takes turns with it. */
 enum { LOCALS = 3 };
 
 #define LARGE_BYTES (16u << 20) /* enough to know a link by */
@@ -32,6 +32,8 @@ static const struct worker_ops *ops_of(const struct bench_case *what)
         return &worker_fetch;
     if (what->op == BENCH_READY)
         return &worker_ready;
+    if (what->variant == VARIANT_NOTHING_SENT)
+        return &worker_unsent;
     return what->op == BENCH_STEP ? &worker_step : &worker_collective;
 }
 
@@ -46,10 +48,28 @@ static int add_local(struct bench *bench, struct turns *turns, const struct benc
     return local_start(local, ops, bench);
 }
 
+static const struct {
+    enum bench_variant of, beside;
+} in_turns[] = {
+    {VARIANT_OVERLAP, VARIANT_OVERLAP_OFF},
+    {VARIANT_COVERED, VARIANT_COVERED_STAGE3},
+    {VARIANT_COVERED, VARIANT_NOTHING_SENT},
+};
+
+/* All compute as much as the first. */
+static int add_beside(struct bench *bench, struct turns *turns, const struct bench_case *what,
+                      enum bench_variant variant)
+{
+    struct bench_case beside = *what;
+
+    beside.variant = variant;
+    beside.backward_ns = turns->locals[0]->workers[0].share->backward_ns;
+    return add_local(bench, turns, &beside, ops_of(&beside));
+}
+
 static int start(struct bench *bench, const struct bench_case *what, struct turns *turns)
 {
     const struct bench_options *o = &bench->options;
-    struct bench_case off = *what;
     int r = 0;
 
     for (uint32_t i = 0; i < bench->peers->count; i++)
@@ -58,9 +78,10 @@ static int start(struct bench *bench, const struct bench_case *what, struct turn
         r = add_local(bench, turns, what, what->nodes > 0 ? &worker_link : &worker_limit);
     if (r == 0)
         r = add_local(bench, turns, what, ops_of(what));
-    off.variant = VARIANT_OVERLAP_OFF;
-    if (r == 0 && what->variant == VARIANT_OVERLAP)
-        r = add_local(bench, turns, &off, ops_of(&off));
+    for (uint32_t i = 0; r == 0 && i < sizeof in_turns / sizeof in_turns[0]; i++) {
+        if (what->variant == in_turns[i].of)
+            r = add_beside(bench, turns, what, in_turns[i].beside);
+    }
     return r;
 }
 
@@ -89,19 +110,26 @@ static double link_gbits(const struct bench_case *what, uint64_t limit_ns)
     return gbits;
 }
 
+/* The medians of two that took turns. */
+static double beside(const struct turns *turns, uint32_t i, uint32_t other)
+{
+    return (double)samples_percentile(&turns->locals[i]->samples, 50) /
+           (double)(samples_percentile(&turns->locals[other]->samples, 50) + 1);
+}
+
 static int tell_local(const struct bench_options *options, const struct turns *turns, uint32_t i,
                       uint64_t limit_ns)
 {
     struct local *local = turns->locals[i];
     double figures[FIGURES];
-    uint64_t off_ns;
 
     local_figures(local, figures);
-    if (local->what.variant == VARIANT_OVERLAP) {
-        off_ns = samples_percentile(&turns->locals[i + 1]->samples, 50);
-        figures[FIGURE_BESIDE_OFF] =
-            (double)samples_percentile(&local->samples, 50) / (double)(off_ns + 1);
-    }
+    if (local->what.variant == VARIANT_OVERLAP)
+        figures[FIGURE_BESIDE_OFF] = beside(turns, i, 1);
+    if (local->what.variant == VARIANT_COVERED || local->what.variant == VARIANT_COVERED_STAGE3)
+        figures[FIGURE_BESIDE_UNSENT] = beside(turns, i, 2);
+    if (local->what.variant == VARIANT_COVERED_STAGE3)
+        figures[FIGURE_BESIDE_STAGE2] = beside(turns, i, 0);
     if (local->what.nodes > 0 && limit_ns > 0 && i == 0)
         figures[FIGURE_LINK] = link_gbits(&local->what, limit_ns);
     return output_row(options, &local->what, local->name, &local->samples, limit_ns, figures);

@@ -18,7 +18,7 @@ const struct bench_op_traits bench_ops[BENCH_OPS] = {
                      VARIANT_HIT},
     /* 32 parameters, each a bucket. */
     [BENCH_STEP] = {"step", "4K,1M,64M", 32, true, false, false, true, false, VARIANT_STAGE0,
-                    VARIANT_OVERLAP},
+                    VARIANT_COVERED},
     [BENCH_READY] = {"ready", "4M", BENCH_READY_PARAMS, false, false, false, false, false,
                      VARIANTS_NONE},
     [BENCH_STORM] = {"storm", NULL, 1, false, false, false, false, true, VARIANT_CREATE,
@@ -37,6 +37,9 @@ const char *const bench_variant_names[VARIANTS] = {
     [VARIANT_STAGE3] = "stage3",
     [VARIANT_OVERLAP] = "overlap",
     [VARIANT_OVERLAP_OFF] = "overlap-off",
+    [VARIANT_COVERED] = "covered",
+    [VARIANT_COVERED_STAGE3] = "covered-stage3",
+    [VARIANT_NOTHING_SENT] = "nothing-sent",
     [VARIANT_CREATE] = "create",
     [VARIANT_JOIN] = "join",
     [VARIANT_COMPLETE] = "complete",

@@ -20,6 +20,10 @@ static const char *const figure_names[FIGURES] = {
     [FIGURE_COMPUTE] = "compute_us",
     [FIGURE_SLOWED] = "compute_slowed",
     [FIGURE_BESIDE_OFF] = "step_beside_overlap_off",
+    [FIGURE_BESIDE_UNSENT] = "step_beside_nothing_sent",
+    [FIGURE_BESIDE_STAGE2] = "step_beside_stage2",
+    [FIGURE_CALL_P50] = "call_p50_us",
+    [FIGURE_CALL_P99] = "call_p99_us",
     [FIGURE_ACQUIRE] = "acquire_us",
     [FIGURE_CLIENTS] = "clients",
     [FIGURE_JOBS] = "jobs",
@@ -46,7 +50,9 @@ static double bus_factor(const struct bench_case *what)
     case BENCH_LATENCY:
         return 2.0 * one_way;
     case BENCH_STEP:
-        return what->variant == VARIANT_STAGE3 ? 3.0 * one_way : 2.0 * one_way;
+        return what->variant == VARIANT_STAGE3 || what->variant == VARIANT_COVERED_STAGE3
+                   ? 3.0 * one_way
+                   : 2.0 * one_way;
     default:
         return one_way;
     }
@@ -176,7 +182,8 @@ int output_row(const struct bench_options *options, const struct bench_case *wha
 {
     double p50_ns = (double)samples_percentile(samples, 50);
     double p99_ns = (double)samples_percentile(samples, 99);
-    bool moves = bench_ops[what->op].has_bandwidth && p50_ns > 0.0;
+    bool moves =
+        bench_ops[what->op].has_bandwidth && p50_ns > 0.0 && what->variant != VARIANT_NOTHING_SENT;
     struct bench_row *row = row_new();
 
     if (row == NULL) {

@@ -32,6 +32,15 @@ int rank_seal(struct worker *worker, gw_job *job, const struct rank_model *model
 int rank_verify_param(struct worker *worker, gw_job *job, uint32_t param, uint64_t numel,
                       const struct values *must, bool all);
 int rank_end_step(struct worker *worker, gw_job *job, struct gw_verdict *ret_verdict);
+/* What computing took, by the clock and of a processor. */
+struct rank_work {
+    uint64_t ns, cpu_ns;
+};
+/* As much work as takes `ns` of a processor, however long others hold it; added to *work. */
+void rank_compute(struct rank_work *work, uint64_t ns);
+/* Figures of it, of so many steps. */
+void rank_tell_work(struct worker *worker, const struct rank_work *work, uint64_t steps);
+enum { RANK_COMPUTING_UNITS = 32 }; /* parameters of a step that computes */
 /* Parameters become the reduced gradients, and `add`. */
 int rank_update(struct worker *worker, gw_job *job, float add);
 

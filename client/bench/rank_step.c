@@ -3,18 +3,18 @@
  * Ranks that measure a whole optimizer step: fetch and release forward, gradients copied in
  * backward, the verdict, and an update that takes over the gradients. Stages 0 to 3 compute
  * nothing. The overlap variants are stage 2 with a forward and a backward that compute, on a
- * simulated link on which the step's communication takes half of that backward. In a worker; one
- * thread.
+ * simulated link on which the step's communication takes half of that backward; the covered ones,
+ * of stages 2 and 3, compute 21 times as long as their communication takes alone, without a link.
+ * In a worker; one thread.
  */
 #include "client/bench/rank.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
-enum { UNITS = 8, OVERLAP_UNITS = 32 };
+enum { UNITS = 8, COVERED_TIMES = 14 /* backward; forward is half of it */ };
 
 #define BACKWARD_MIN_NS 20000000u
 #define ALONE_MIN_NS 50000u /* of communication: less is no base for a fraction */
@@ -22,15 +22,28 @@ enum { UNITS = 8, OVERLAP_UNITS = 32 };
 struct stepper {
     gw_job *job;
     struct rank_model model;
-    char *grads;                   /* of all parameters, in order */
-    uint64_t steps;                /* that were updated */
-    uint64_t backward_ns;          /* of a step, processor time; 0: computes nothing */
-    uint64_t spun_ns, spun_cpu_ns; /* all that was computed, by the clock and in processor time */
+    char *grads;           /* of all parameters, in order */
+    uint64_t steps;        /* that were updated */
+    uint64_t backward_ns;  /* of a step, processor time; 0: computes nothing */
+    struct rank_work work; /* all that was computed */
 };
+
+static bool has_link(const struct bench_case *what)
+{
+    return what->variant == VARIANT_OVERLAP || what->variant == VARIANT_OVERLAP_OFF;
+}
 
 static bool computes(const struct bench_case *what)
 {
-    return what->variant == VARIANT_OVERLAP || what->variant == VARIANT_OVERLAP_OFF;
+    return has_link(what) || what->variant == VARIANT_COVERED ||
+           what->variant == VARIANT_COVERED_STAGE3;
+}
+
+static uint32_t stage_of(const struct bench_case *what)
+{
+    if (what->variant == VARIANT_COVERED_STAGE3)
+        return 3;
+    return computes(what) ? 2 : (uint32_t)(what->variant - VARIANT_STAGE0);
 }
 
 /* Ring bytes of a step's two ways, in half of the time that backward takes when ranks share the
@@ -50,18 +63,30 @@ static int join_and_seal(struct worker *worker, struct stepper *s)
     uint64_t unit_bytes = what->bytes / s->model.units;
     struct gw_zero_options options = {
         .struct_size = sizeof options,
-        .stage = computes(what) ? 2 : (uint32_t)(what->variant - VARIANT_STAGE0),
+        .stage = stage_of(what),
         .overlap_off = what->variant == VARIANT_OVERLAP_OFF,
         .bucket_bytes = unit_bytes,
         .scale = 1.0,
     };
     int r;
 
-    r = rank_join(worker, s->backward_ns > 0 ? choose_link(what, s->backward_ns) : 0, &s->job);
+    r = rank_join(worker, has_link(what) ? choose_link(what, s->backward_ns) : 0, &s->job);
     if (r == 0)
         r = rank_seal(worker, s->job, &s->model, &options);
-    if (r == 0 && s->backward_ns > 0)
+    if (r == 0 && computes(what))
         r = rank_check(worker, "measure", gw_measure_sync(s->job, RANK_WAIT_NS));
+    return r;
+}
+
+/* Rank 0 does, for all ranks and for what takes turns with them. */
+static int choose_backward(struct worker *worker, const struct stepper *s)
+{
+    struct gw_stats stats = {.struct_size = sizeof stats};
+    uint64_t ns;
+    int r = rank_check(worker, "figures", gw_stats_sync(s->job, RANK_WAIT_NS, &stats));
+
+    ns = COVERED_TIMES * stats.comm_alone_ns;
+    worker->share->backward_ns = ns > BACKWARD_MIN_NS ? ns : BACKWARD_MIN_NS;
     return r;
 }
 
@@ -71,13 +96,15 @@ static int stepper_open(struct worker *worker)
     const struct bench_case *what = worker->what;
     struct values sent = {.type = what->dtype, .factor = values_factor(what->dtype, worker->rank)};
     uint64_t numel = what->bytes / values_bytes(what->dtype);
+    int r;
 
     if (s == NULL)
         return worker_fail(worker, WORKER_FAILED, "rank %u: no memory", worker->rank);
     worker->state = s;
-    s->model.units = computes(what) ? OVERLAP_UNITS : UNITS;
+    s->model.units = computes(what) ? RANK_COMPUTING_UNITS : UNITS;
     s->model.numel = numel / s->model.units;
-    if (computes(what))
+    s->backward_ns = what->backward_ns;
+    if (has_link(what))
         s->backward_ns = what->bytes > BACKWARD_MIN_NS ? what->bytes : BACKWARD_MIN_NS;
     s->grads = malloc(what->bytes);
     if (s->grads == NULL)
@@ -85,29 +112,13 @@ static int stepper_open(struct worker *worker)
     values_fill(s->grads, numel, &sent);
     if (worker->rank == 0)
         values_plant("gradwire", what->dtype, s->grads, numel);
-    return join_and_seal(worker, s);
+    r = join_and_seal(worker, s);
+    if (r == 0 && what->variant == VARIANT_COVERED && worker->rank == 0)
+        r = choose_backward(worker, s);
+    return r;
 }
 
 /* ---- a step ---------------------------------------------------------------------------------- */
-
-static uint64_t cpu_ns(void)
-{
-    struct timespec now;
-
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
-
-/* As much work as takes so much of a processor, however long others hold it. */
-static void compute(struct stepper *s, uint64_t ns)
-{
-    uint64_t began = bench_now_ns(), cpu_began = cpu_ns(), cpu = cpu_began;
-
-    while (ns > 0 && cpu - cpu_began < ns)
-        cpu = cpu_ns();
-    s->spun_ns += bench_now_ns() - began;
-    s->spun_cpu_ns += cpu - cpu_began;
-}
 
 /* After k updates a parameter is its summed gradient and k % 8. */
 static float added(const struct stepper *s)
@@ -138,7 +149,7 @@ static int forward(struct worker *worker, bool all)
             r = rank_wait(worker, s->job, "fetch", token);
         if (r == 0)
             r = verify(worker, unit, all);
-        compute(s, s->backward_ns / 2 / s->model.units);
+        rank_compute(&s->work, s->backward_ns / 2 / s->model.units);
         if (r == 0)
             r = rank_check(worker, "release", gw_release(s->job, unit));
     }
@@ -179,7 +190,7 @@ static int backward(struct worker *worker)
 
     for (uint32_t unit = s->model.units; r == 0 && unit-- > 0;) {
         r = rank_check(worker, "fetch", gw_fetch(s->job, unit, &token));
-        compute(s, s->backward_ns / s->model.units);
+        rank_compute(&s->work, s->backward_ns / s->model.units);
         if (r == 0)
             r = gradient(worker, unit);
         if (r == 0)
@@ -227,8 +238,7 @@ static int tell_overlap(struct worker *worker)
     figures[FIGURE_COMM_ALONE] = (double)stats.comm_alone_ns / 1e3;
     figures[FIGURE_COMM] = (double)stats.comm_ns / (double)stats.steps / 1e3;
     figures[FIGURE_EXPOSED] = exposed_ns / 1e3;
-    figures[FIGURE_COMPUTE] = (double)s->spun_ns / (double)s->steps / 1e3;
-    figures[FIGURE_SLOWED] = (double)s->spun_ns / (double)s->spun_cpu_ns;
+    rank_tell_work(worker, &s->work, s->steps);
     if (stats.comm_alone_ns >= ALONE_MIN_NS)
         figures[FIGURE_HIDDEN] = fmax(0.0, 1.0 - exposed_ns / (double)stats.comm_alone_ns);
     return 0;
@@ -237,8 +247,12 @@ static int tell_overlap(struct worker *worker)
 /* A step's values are looked at in the next step's forward: everywhere after the last timed one. */
 static int stepper_run(struct worker *worker, uint64_t iterations)
 {
+    struct stepper *s = (struct stepper *)worker->state;
     uint64_t ns = 0;
     int r = 0;
+
+    if (worker->what->variant == VARIANT_COVERED)
+        s->backward_ns = worker->first->backward_ns;
 
     for (uint64_t i = 0; r == 0 && i <= iterations + 1; i++) {
         r = one_step(worker, i > iterations, &ns);

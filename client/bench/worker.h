@@ -25,6 +25,10 @@ enum bench_figure {
     FIGURE_COMPUTE,
     FIGURE_SLOWED,
     FIGURE_BESIDE_OFF,
+    FIGURE_BESIDE_UNSENT,
+    FIGURE_BESIDE_STAGE2,
+    FIGURE_CALL_P50,
+    FIGURE_CALL_P99,
     FIGURE_ACQUIRE,
     FIGURE_CLIENTS,
     FIGURE_JOBS,
@@ -42,7 +46,8 @@ struct worker_share {
     double figures[FIGURES]; /* NAN: none */
     char text[480];          /* what was wrong */
     struct gw_job_id id;
-    uint64_t count; /* samples of the round */
+    uint64_t backward_ns; /* chosen by rank 0 of a step that covers its communication */
+    uint64_t count;       /* samples of the round */
     uint64_t samples[WORKER_SAMPLES];
 };
 
@@ -88,6 +93,7 @@ int worker_fail(struct worker *worker, uint32_t status, const char *format, ...)
 extern const struct worker_ops worker_collective; /* rank.c */
 extern const struct worker_ops worker_fetch;      /* rank_fetch.c: also the mapped all-gather */
 extern const struct worker_ops worker_step;       /* rank_step.c */
+extern const struct worker_ops worker_unsent;     /* rank_unsent.c */
 extern const struct worker_ops worker_ready;      /* rank_ready.c */
 extern const struct worker_ops worker_storm;      /* rank_storm.c */
 extern const struct worker_ops worker_idle;       /* rank.c */

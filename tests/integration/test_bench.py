@@ -26,11 +26,13 @@ OPS = (*COLLECTIVES, "fetch", "step", "ready", "storm", "idle")
 SYSTEMS = ("gradwire", "limit", "mpich", "openmpi", "impi", "oneccl", "gloo")
 PRIVATE = ("impi", "oneccl", "gloo")
 TINY = ("--ranks", "2", "--sizes", "4K", "--iterations", "6")
+FEW = ("--iterations", "2", "--rounds", "1")
 
 NUMBER = {"type": ["number", "null"], "minimum": 0}
 FIGURES = ("hidden_fraction", "comm_us", "comm_alone_us", "exposed_us", "compute_us",
-           "compute_slowed", "step_beside_overlap_off", "acquire_us", "clients", "jobs", "failures",
-           "wakeups_per_s", "resident_mib", "threads", "link_gbits")
+           "compute_slowed", "step_beside_overlap_off", "step_beside_nothing_sent",
+           "step_beside_stage2", "call_p50_us", "call_p99_us", "acquire_us", "clients", "jobs",
+           "failures", "wakeups_per_s", "resident_mib", "threads", "link_gbits")
 ROW = {
     "type": "object",
     "required": ["op", "variant", "dtype", "ranks", "bytes", "system", "p50_us", "p99_us",
@@ -112,9 +114,10 @@ def rows(place, *args):
     ("all-reduce", [None], {"limit", "gradwire"}),
     ("latency", [None], {"limit", "gradwire"}),
     ("fetch", ["miss", "hit"], {"gradwire"}),
-    ("step", ["stage0", "stage1", "stage2", "stage3", "overlap", "overlap-off"], {"gradwire"})])
+    ("step", ["stage0", "stage1", "stage2", "stage3", "overlap", "overlap-off", "covered",
+              "covered-stage3", "nothing-sent"], {"gradwire"})])
 def test_each_op_gives_its_rows(place, op, variants, systems):
-    got = rows(place, op, *TINY)
+    got = rows(place, op, *TINY, *FEW)
     assert {(r["variant"], r["system"]) for r in got} == {(v, s) for v in variants
                                                           for s in systems}
     assert {(r["op"], r["ranks"], r["bytes"]) for r in got} == {(op, 2, 4096)}
@@ -122,7 +125,7 @@ def test_each_op_gives_its_rows(place, op, variants, systems):
 
 @pytest.mark.parametrize("op", [*COLLECTIVES, "fetch", "step"])
 def test_half_types_have_rows_of_their_own(place, op):
-    got = rows(place, op, "--dtypes", "fp16,fp32,bf16", *TINY)
+    got = rows(place, op, "--dtypes", "fp16,fp32,bf16", *TINY, *FEW)
     systems = {"limit", "gradwire"} if op in COLLECTIVES else {"gradwire"}
     assert {(r["dtype"], r["system"]) for r in got} == {
         (d, s) for d in ("fp16", "fp32", "bf16") for s in systems}
@@ -137,18 +140,38 @@ def test_ready_marks_a_thousand_parameters(place):
     assert set(got["figures"]) == {"acquire_us"}
 
 
-def test_overlap_is_told_beside_overlap_off(place):
-    got = {r["variant"]: r for r in rows(place, "step", *TINY) if "figures" in r}
-    assert set(got) == {"overlap", "overlap-off"}
-    told = {"hidden_fraction", "comm_us", "comm_alone_us", "exposed_us", "compute_us",
-            "compute_slowed"}
-    assert set(got["overlap"]["figures"]) == told | {"step_beside_overlap_off"}
-    assert set(got["overlap-off"]["figures"]) == told
-    for row in got.values():
-        assert 0 <= row["figures"]["hidden_fraction"] <= 1
-        assert row["figures"]["compute_us"] >= 30e3  # 20 ms backward, half of it forward
-    assert got["overlap"]["figures"]["step_beside_overlap_off"] == pytest.approx(
-        got["overlap"]["p50_us"] / got["overlap-off"]["p50_us"], rel=0.01)
+def test_a_hit_s_call_is_told_without_the_clock(place):
+    got = {r["variant"]: r for r in rows(place, "fetch", *TINY)}
+    assert "figures" not in got["miss"] and set(got["hit"]["figures"]) == {"call_p50_us",
+                                                                           "call_p99_us"}
+    # The row has the slowest rank's times, the figures each rank's, and the clock's time is off.
+    assert got["hit"]["figures"]["call_p50_us"] <= got["hit"]["figures"]["call_p99_us"]
+    assert got["hit"]["figures"]["call_p50_us"] < got["hit"]["p50_us"]
+
+
+def test_steps_are_told_beside_those_in_turns(place):
+    got = {r["variant"]: r for r in rows(place, "step", *TINY, *FEW) if "figures" in r}
+    assert set(got) == {"overlap", "overlap-off", "covered", "covered-stage3", "nothing-sent"}
+    work = {"compute_us", "compute_slowed"}
+    told = work | {"comm_us", "comm_alone_us", "exposed_us"}
+    beside = {"overlap": {"step_beside_overlap_off": "overlap-off"}, "overlap-off": {},
+              "covered": {"step_beside_nothing_sent": "nothing-sent"},
+              "covered-stage3": {"step_beside_nothing_sent": "nothing-sent",
+                                 "step_beside_stage2": "covered"},
+              "nothing-sent": {}}
+    for variant, row in got.items():
+        figures = dict(row["figures"])
+        hidden = figures.pop("hidden_fraction", None)  # not of less than 50 us
+        assert hidden is None or 0 <= hidden <= 1
+        assert hidden is not None or "overlap" not in variant
+        assert set(figures) == (work if variant == "nothing-sent" else told) | set(beside[variant])
+        assert figures["compute_us"] >= 30e3  # 20 ms backward, half of it forward
+        for name, other in beside[variant].items():
+            assert figures[name] == pytest.approx(row["p50_us"] / got[other]["p50_us"], rel=0.01)
+    for variant in ("covered", "covered-stage3"):
+        figures = got[variant]["figures"]
+        assert figures["compute_us"] / figures["compute_slowed"] >= 20 * got["covered"][
+            "figures"]["comm_alone_us"]
 
 
 def test_a_storm_counts_its_clients(place):
