@@ -72,7 +72,10 @@ enum core_stream {
 
 enum core_op_kind {
     CORE_OP_REDUCE_SCATTER, /* out[r][0..numel) = (acc +) scale * sum_q in[q][slice of r] */
-    CORE_OP_ALL_REDUCE,     /* out[r][0..world*numel) (acc +)= scale * sum_q in[q], every r */
+    CORE_OP_ALL_REDUCE,     /* out[r][0..world*numel) (acc +)= scale * sum_q in[q], every r.
+                             * `shards`: out as of a REDUCE_SCATTER, and every in[q] that there is
+                             * becomes all of them, one behind the other, rounded to in_dtype (with
+                             * order fabric: the bare sum). Nobody reads it */
     CORE_OP_ALL_GATHER,     /* collectives layer: out[r][q*numel ..] = in[q][0..numel), every r */
     CORE_OP_GATHER,         /* ZeRO: `bucket_count` buckets of all owners, for op.rank: the first to
                              * out[0], others behind it as their core_gathered are */
@@ -100,6 +103,7 @@ struct core_op {
     uint8_t in_place_skip; /* GATHER: the rank's own slice is there already */
     uint8_t secondary;     /* GATHER: from the secondary shards of the members */
     uint8_t order;         /* enum gw_order, of sums over ranks */
+    uint8_t shards;        /* ALL_REDUCE: see there */
     uint8_t in_dtype, out_dtype; /* enum gw_dtype of what in and out refer to. Sums are made in fp32
                             * and rounded once to out_dtype; what is added to out with `accumulate`
                             * is read from it. GATHER: each bucket has its own */

@@ -268,7 +268,7 @@ static void extents(const struct core_op *op, uint64_t *ret_in, uint64_t *ret_ou
 
     if (op->kind == CORE_OP_REDUCE_SCATTER || op->kind == CORE_OP_ALL_REDUCE)
         in = whole;
-    if (op->kind == CORE_OP_ALL_GATHER || op->kind == CORE_OP_ALL_REDUCE)
+    if (op->kind == CORE_OP_ALL_GATHER || (op->kind == CORE_OP_ALL_REDUCE && !op->shards))
         out = whole;
     *ret_in = in * gw_dtype_bytes(op->in_dtype);
     *ret_out = out * gw_dtype_bytes(op->out_dtype);

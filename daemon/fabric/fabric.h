@@ -18,7 +18,7 @@
  *      reduce-scatter, rank r: what is read of all inputs for r's slice (n slices, the rank's own
  *      included; a missing input reads nothing).
  *      all-reduce, rank r: what is read of all inputs for r's 1/n share, and what is written of the
- *      full result into r's memory.
+ *      full result into r's memory (to shards: over r's input, where it has one).
  *      gather, all-gather, broadcast, rank r: what is copied into r's memory (nothing where a slice
  *      is in place already, so nothing in mapped mode).
  *      fill, member r: what is copied into r's secondary shard, to all-gather's.

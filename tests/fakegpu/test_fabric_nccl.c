@@ -79,6 +79,30 @@ static void exact_all_reduce(struct rig *rig)
     }
 }
 
+/* Of which ranks keep their slices; the whole goes over the inputs. */
+static void exact_all_reduce_to_shards(struct rig *rig)
+{
+    for (uint32_t s = 0; s < SIZES(rig); s++) {
+        struct trial trial = trial_of(rig, CORE_OP_ALL_REDUCE, sizes[s]);
+        trial.op.shards = 1;
+        fill(rig);
+        compare(rig, &trial);
+        fill(rig);
+        trial.op.accumulate = 1;
+        compare(rig, &trial);
+        trial.op.in_dtype = GW_DTYPE_BF16;
+        compare(rig, &trial);
+        trial.in[0].none = true;
+        compare(rig, &trial);
+        trial.op.in_dtype = GW_DTYPE_FP32;
+        compare(rig, &trial);
+        trial.in[0].none = false;
+        trial.op.accumulate = 0;
+        in_own_slices(&trial);
+        compare(rig, &trial);
+    }
+}
+
 /* More than scratch holds at once: pieces, of 2796202 elements less what is no whole chunk. */
 static void a_slice_in_pieces(void **state)
 {
@@ -116,6 +140,7 @@ static void exact_sums(void **state)
     (void)state;
     each_world(exact_scatter);
     each_world(exact_all_reduce);
+    each_world(exact_all_reduce_to_shards);
 }
 
 /* ---- fabric ---------------------------------------------------------------------------------- */
@@ -123,7 +148,8 @@ static void exact_sums(void **state)
 /* What is added up to element i of the rank's result, without signs. */
 static float size_of(const struct rig *rig, const struct trial *trial, uint32_t rank, uint64_t i)
 {
-    uint64_t at = trial->op.kind == CORE_OP_REDUCE_SCATTER ? rank * trial->op.numel + i : i;
+    bool slices = trial->op.kind == CORE_OP_REDUCE_SCATTER || trial->op.shards;
+    uint64_t at = slices ? rank * trial->op.numel + i : i;
     float size = trial->op.accumulate ? fabsf(value_of(0, OUT, i)) : 0;
 
     for (uint32_t q = 0; q < rig->world; q++)
@@ -191,6 +217,10 @@ static void fabric_sums_of(struct rig *rig)
                 trial.op.accumulate = (uint8_t)accumulate;
                 trial.in[0].none = missing;
                 differ += near(rig, &trial, sizes[s] * rig->world);
+                fill(rig);
+                trial.op.shards = 1;
+                differ += near(rig, &trial, sizes[s]);
+                trial.op.shards = 0;
             }
         }
     }

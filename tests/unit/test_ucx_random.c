@@ -135,8 +135,11 @@ static void check_memory(struct run *run, struct launched *launched)
     struct node *node = run->node;
 
     for (uint32_t i = 0; i < launched->op.world; i++) {
-        if (memory->out[1][i] &&
-            memcmp(memory->out[0][i], memory->out[1][i], memory->out_bytes) != 0) {
+        const void *was = launched->op.shards ? memory->in[0][i] : NULL;
+        const void *is = launched->op.shards ? memory->in[1][i] : NULL;
+        if ((memory->out[1][i] &&
+             memcmp(memory->out[0][i], memory->out[1][i], memory->out_bytes) != 0) ||
+            (was && is && memcmp(was, is, memory->in_bytes) != 0)) {
             fprintf(stderr, "node %u: case %s: op %llu (kind %u, numel %llu, world %u): rank %u\n",
                     node->own, run->what->name, (unsigned long long)launched->op.id,
                     launched->op.kind, (unsigned long long)launched->op.numel, launched->op.world,
@@ -182,6 +185,7 @@ static void choose_sum(struct run *run, struct launched *launched)
     struct core_op *op = &launched->op;
     uint64_t whole = op->numel * op->world;
 
+    op->shards = op->kind == CORE_OP_ALL_REDUCE && rnd(run, 2);
     op->in_dtype = some_dtype(run);
     op->out_dtype = rnd(run, 2) ? (uint8_t)GW_DTYPE_FP32 : some_dtype(run);
     op->round_dtype = rnd(run, 2) ? (uint8_t)GW_DTYPE_FP32 : some_dtype(run);
@@ -200,13 +204,14 @@ static void choose_sum(struct run *run, struct launched *launched)
         op->partials = op->world <= op->slices;
         op->slice_first = op->partials ? (uint32_t)rnd(run, op->slices - op->world + 1) : 0;
         whole = op->numel * op->world;
-    } else if (op->kind == CORE_OP_ALL_REDUCE && rnd(run, 2)) {
+    } else if (op->kind == CORE_OP_ALL_REDUCE && !op->shards && rnd(run, 2)) {
         op->total_numel = whole - rnd(run, op->numel < whole ? op->numel : 1);
         whole = op->total_numel;
         op->numel = (whole + op->world - 1) / op->world;
     }
     make_memory(run, launched, op->partials || op->total_numel == 0 ? op->numel * op->world : whole,
-                op->kind == CORE_OP_ALL_REDUCE ? op->numel * op->world : op->numel, true);
+                op->kind == CORE_OP_ALL_REDUCE && !op->shards ? op->numel * op->world : op->numel,
+                true);
 }
 
 /* Buckets of one op: each member owns a slice of each. */

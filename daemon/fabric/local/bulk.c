@@ -16,7 +16,8 @@ struct bulk {
     uint64_t total;          /* sums: elements of the whole result */
     uint64_t blocks_of_part; /* blocks come part by part: slices of a sum, outputs of a gather */
     bool past;
-    _Atomic uint64_t read[GW_RANKS_MAX], written; /* by part (fills: by owner); of all */
+    _Atomic uint64_t read[GW_RANKS_MAX], written; /* by part (fills: by owner; what is put back: by
+                                                   * whom it is put to); of all */
 };
 
 static void run_blocks(struct bulk *bulk, void (*run)(void *arg, uint64_t block), uint64_t blocks,
@@ -97,6 +98,45 @@ static void all_reduce_block(void *arg, uint64_t block)
     add_moved(bulk, slice, &moved);
 }
 
+uint64_t local_put_back(const struct core_op *what, const void *in, uint64_t begin,
+                        const void *from, uint8_t from_dtype, uint64_t count, bool past)
+{
+    uint64_t size = gw_dtype_bytes(what->in_dtype);
+    void *to = (char *)(uintptr_t)in + begin * size;
+    struct kernel_moved moved = {0, 0};
+    struct kernel_reduce convert = {.in = &from,
+                                    .n = 1,
+                                    .out = &to,
+                                    .outs = 1,
+                                    .in_dtype = from_dtype,
+                                    .out_dtype = what->in_dtype,
+                                    .count = count,
+                                    .scale = 1,
+                                    .past = past};
+
+    if (what->in_dtype != from_dtype)
+        kernel_reduce(&convert, &moved);
+    else
+        (void)kernel_copy(to, from, count * size, past);
+    return count * size;
+}
+
+/* Nobody else reads the inputs' part that this block was made of. */
+static void put_back(struct bulk *bulk, uint32_t slice, const struct kernel_reduce *reduce)
+{
+    const struct local_op *op = bulk->op;
+    uint64_t begin = slice * op->op.numel + reduce->first;
+    const char *from = (const char *)op->out[slice] +
+                       reduce->first * gw_dtype_bytes(op->op.out_dtype);
+
+    for (uint32_t q = 0; q < op->op.world; q++)
+        if (op->in[q])
+            atomic_fetch_add_explicit(&bulk->read[q],
+                                      local_put_back(&op->op, op->in[q], begin, from,
+                                                     op->op.out_dtype, reduce->count, bulk->past),
+                                      memory_order_relaxed);
+}
+
 /* An output has only its slice: there it begins where the inputs' slice does. */
 static void reduce_scatter_block(void *arg, uint64_t block)
 {
@@ -117,6 +157,8 @@ static void reduce_scatter_block(void *arg, uint64_t block)
         in[q] = op->in[q] ? (const char *)op->in[q] + slice * slice_bytes : NULL;
     kernel_reduce(&reduce, &moved);
     add_moved(bulk, slice, &moved);
+    if (op->op.shards)
+        put_back(bulk, slice, &reduce);
 }
 
 static uint64_t blocks_of(uint64_t numel)
@@ -127,11 +169,12 @@ static uint64_t blocks_of(uint64_t numel)
 void local_reduce_scatter(struct local_op *op)
 {
     const struct core_op *what = &op->op;
+    uint32_t passes = what->shards ? 2 : 1; /* over the inputs */
     struct bulk bulk = {
         .op = op, .total = what->world * what->numel, .blocks_of_part = blocks_of(what->numel)};
 
     run_blocks(&bulk, reduce_scatter_block, what->world * bulk.blocks_of_part,
-               bulk.total * (what->world * gw_dtype_bytes(what->in_dtype) +
+               bulk.total * (passes * what->world * gw_dtype_bytes(what->in_dtype) +
                              gw_dtype_bytes(what->out_dtype)));
     for (uint32_t r = 0; r < what->world; r++)
         local_count(op, what->members[r], moved_of(&bulk.read[r]));

@@ -99,13 +99,17 @@ void local_count(const struct local_op *op, uint32_t rank, uint64_t moved_bytes)
 void local_verdict(struct local_op *op);
 
 /* bulk.c: stream threads and their helpers. */
-void local_reduce_scatter(struct local_op *op);
+void local_reduce_scatter(struct local_op *op); /* or an all-reduce to shards */
 void local_all_reduce(struct local_op *op);
 void local_all_gather(struct local_op *op);
 void local_gather(struct local_op *op);
 void local_fill(struct local_op *op);
 void local_cast(struct local_op *op);
 void local_add(struct local_op *op);
+/* All-reduce to shards: `count` elements at `from` of a slice's result go over an input, from its
+ * element `begin` on. How many bytes these are, also where they are there already. */
+uint64_t local_put_back(const struct core_op *what, const void *in, uint64_t begin,
+                        const void *from, uint8_t from_dtype, uint64_t count, bool past);
 /* Of a sum: what all its parts have in common. */
 struct kernel_reduce local_sum_of(const struct core_op *what);
 /* A part of a sum, `first` 0: in blocks as well, on as many threads as are worth it. partials: of

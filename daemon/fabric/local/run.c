@@ -126,7 +126,10 @@ void local_run(void *arg, void *native)
         local_reduce_scatter(op);
         break;
     case CORE_OP_ALL_REDUCE:
-        local_all_reduce(op);
+        if (op->op.shards)
+            local_reduce_scatter(op);
+        else
+            local_all_reduce(op);
         break;
     case CORE_OP_ALL_GATHER:
         local_all_gather(op);

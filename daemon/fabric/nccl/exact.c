@@ -10,7 +10,8 @@
  * where a copy's fixed cost is all there is, are read in place, if the GPUs may.
  *
  * Results of an all-reduce go from the owner to every other rank by copy engine. In place needs no
- * second phase: share r of every input is read by part r alone, before it writes it.
+ * second phase: share r of every input is read by part r alone, before it writes it. So does an
+ * all-reduce to shards, whose results go over the inputs.
  *
  * Who waits for such a result sees it, without CU_STREAM_WAIT_VALUE_FLUSH. The owner's stream
  * writes the op's done word behind its copies by cuStreamWriteValue64, with its default fence,
@@ -115,6 +116,70 @@ void nccl_exact_reduce_scatter(struct nccl_part *part)
     sum(part, part->op->out[part->index]);
 }
 
+static bool has_input(const struct nccl_op *op, uint32_t index)
+{
+    return !(op->absent >> index & 1);
+}
+
+/* Elements from `at` on of the part's result, in the inputs' dtype: over its own input, where they
+ * stay, or in scratch. */
+static char *own_piece(struct nccl_part *part, uint64_t at, uint64_t count)
+{
+    const struct nccl_op *op = part->op;
+    const struct core_op *what = &op->op;
+    char *from = (char *)op->out[part->index] + at * gw_dtype_bytes(what->out_dtype);
+    uint64_t begin = part->index * what->numel + at;
+    char *to = has_input(op, part->index)
+                   ? (char *)(uintptr_t)nccl_in(op, part->index, begin).at
+                   : part->scratch;
+    struct gw_k_reduce arg = {.in = {from},
+                              .n = 1,
+                              .outs = 1,
+                              .out = {to},
+                              .in_type = what->out_dtype,
+                              .out_type = what->in_dtype,
+                              .count = count,
+                              .scale = 1.0f};
+
+    if (to != from)
+        nccl_check(part, cuda_launch_reduce(&arg, NCCL_THREADS, part->native->stream),
+                   "gw_k_reduce");
+    if (to != part->scratch)
+        part->moved += count * gw_dtype_bytes(what->in_dtype);
+    return to;
+}
+
+/* It goes over the inputs of the node's other ranks. */
+static void put_back(struct nccl_part *part, const char *own, uint64_t at, uint64_t bytes)
+{
+    const struct nccl_op *op = part->op;
+
+    for (uint32_t i = 1; i < op->op.world && !part->failed; i++) {
+        uint32_t q = (part->index + i) % op->op.world;
+        if (!(op->here >> q & 1) || !has_input(op, q))
+            continue;
+        nccl_copy(part, nccl_in(op, q, part->index * op->op.numel + at), nccl_own(part, own),
+                  bytes);
+        figures_moved(&op->fabric->counters, &op->op, op->op.members[q], bytes);
+    }
+}
+
+/* All slices are of one length, so all parts go through as many pieces. */
+static void reduce_to_shards(struct nccl_part *part)
+{
+    const struct core_op *what = &part->op->op;
+    uint64_t size = gw_dtype_bytes(what->in_dtype), room = NCCL_INPUT_BYTES / size;
+
+    sum(part, part->op->out[part->index]);
+    for (uint64_t at = 0; at < what->numel && !part->failed; at += room) {
+        uint64_t left = what->numel - at, count = left < room ? left : room;
+        const char *own = own_piece(part, at, count);
+        put_back(part, own, at, count * size);
+        if (part->op->crosses && !part->failed)
+            nccl_span_put_back(part, own, at, count * size);
+    }
+}
+
 void nccl_exact_all_reduce(struct nccl_part *part)
 {
     const struct nccl_op *op = part->op;
@@ -123,6 +188,10 @@ void nccl_exact_all_reduce(struct nccl_part *part)
     uint64_t size = gw_dtype_bytes(what->out_dtype), bytes = share.count * size;
     char *own = (char *)op->out[part->index] + share.first * size;
 
+    if (what->shards) {
+        reduce_to_shards(part);
+        return;
+    }
     sum(part, own);
     part->moved += bytes;
     for (uint32_t i = 1; i < what->world && !part->failed; i++) {

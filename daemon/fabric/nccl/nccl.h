@@ -295,6 +295,9 @@ struct parts_range nccl_share(const struct core_op *op, uint32_t index);
 /* In an exchange: from `at` on `room` elements of each share that is added up elsewhere. */
 void nccl_span_send_inputs(struct nccl_part *part, uint64_t at, uint64_t room);
 void nccl_span_spread(struct nccl_part *part);
+/* All-reduce to shards: the part's piece of its slice, and the others' at the same place of theirs,
+ * between inputs on several nodes. */
+void nccl_span_put_back(struct nccl_part *part, const char *own, uint64_t at, uint64_t bytes);
 void nccl_span_gather(struct nccl_part *part);
 void nccl_span_fill(struct nccl_part *part);
 void nccl_span_meet(struct nccl_part *part);

@@ -229,6 +229,32 @@ static void all_reduce(struct nccl_part *part, uint64_t total, uint64_t piece)
     }
 }
 
+/* The sum over the inputs, of which the part's slice then goes to its shard. */
+static void reduce_in_place(struct nccl_part *part)
+{
+    const struct nccl_op *op = part->op;
+    const struct core_op *what = &op->op;
+    uint64_t size = gw_dtype_bytes(what->in_dtype), total = what->world * what->numel;
+    char *in = (char *)(uintptr_t)op->in[part->index];
+    ncclComm_t comm = comm_of(part);
+
+    if (part->failed)
+        return;
+    settle(part,
+           ncclAllReduce(in, in, total, type_of(what->in_dtype), ncclSum, comm,
+                         part->native->stream),
+           "ncclAllReduce");
+    part->moved = input_bytes(op, what->numel) + total * size;
+    finish(part, &(struct finish){.from = in + part->index * what->numel * size,
+                                  .out = op->out[part->index],
+                                  .from_dtype = what->in_dtype,
+                                  .out_dtype = what->out_dtype,
+                                  .count = what->numel,
+                                  .scale = what->scale,
+                                  .accumulate = what->accumulate,
+                                  .partials = op->partials != NULL});
+}
+
 /* Of elements [first, first + count) of the result, in place. */
 static void finish_range(struct nccl_part *part, uint64_t first, uint64_t count, float scale,
                          bool partials)
@@ -257,6 +283,10 @@ void nccl_ring_all_reduce(struct nccl_part *part)
     float scale = aside(what) ? 1.0f : what->scale;
     bool whole = !aside(what);
 
+    if (what->shards) {
+        reduce_in_place(part);
+        return;
+    }
     for (uint32_t q = 0; q < what->world; q++)
         whole = whole && op->in[q];
     all_reduce(part, total, whole ? total : pieces);

@@ -109,6 +109,27 @@ void nccl_span_spread(struct nccl_part *part)
     nccl_exchange_end(part, began);
 }
 
+void nccl_span_put_back(struct nccl_part *part, const char *own, uint64_t at, uint64_t bytes)
+{
+    const struct nccl_op *op = part->op;
+    bool takes = !(op->absent >> part->index & 1), began;
+
+    nccl_exchange_begin(part);
+    began = !part->failed;
+    for (uint32_t q = 0; q < op->op.world; q++) {
+        const char *to = takes ? nccl_in(op, part->index, q * op->op.numel + at).at : NULL;
+        if (op->here >> q & 1)
+            continue;
+        if (!(op->absent >> q & 1))
+            nccl_send(part, q, own, bytes);
+        if (takes) {
+            nccl_receive(part, q, (char *)(uintptr_t)to, bytes);
+            part->moved += bytes;
+        }
+    }
+    nccl_exchange_end(part, began);
+}
+
 /* ---- gathers --------------------------------------------------------------------------------- */
 
 void nccl_span_gather(struct nccl_part *part)

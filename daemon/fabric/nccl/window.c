@@ -244,7 +244,8 @@ bool nccl_alike(const struct nccl_op *op)
     case CORE_OP_REDUCE_SCATTER:
         return at_place && slices_alike(op, out, op->in);
     case CORE_OP_ALL_REDUCE:
-        return at_place && alike(op->fabric, op->in, 0, bytes) && alike(op->fabric, out, 0, bytes);
+        return alike(op->fabric, op->in, 0, bytes) &&
+               (what->shards || (at_place && alike(op->fabric, out, 0, bytes)));
     case CORE_OP_BROADCAST:
         return broadcast_alike(op);
     default:

@@ -4,7 +4,8 @@
  * of its parts (the maximal aligned subtrees of its ranks), one rank's part as it is; the owner's
  * node adds up its own ranks' inputs and the others' parts in the order of the one tree, with the
  * epilogue that a sum of one node has: the same bits wherever ranks are. An all-reduce then sends
- * each slice's result once to every other node. Stream threads; flows are made on the loop thread.
+ * each slice's result once to every other node; one to shards puts it over the inputs there, as
+ * here. Stream threads; flows are made on the loop thread.
  */
 #include "daemon/fabric/ucx/ucx.h"
 
@@ -14,6 +15,12 @@ struct rowed {
     uint32_t slice;     /* position of its owner */
     uint64_t at, count; /* elements within it */
 };
+
+/* Every rank gets the whole result in a place of its own. */
+static bool is_full(const struct core_op *what)
+{
+    return what->kind == CORE_OP_ALL_REDUCE && !what->shards;
+}
 
 static uint64_t total_of(const struct core_op *what)
 {
@@ -77,7 +84,7 @@ static const void *input_at(const struct ucx_op *op, uint32_t position, uint64_t
 static void *output_at(const struct ucx_op *op, uint32_t position, const struct rowed *rowed)
 {
     const struct core_op *what = &op->local->op;
-    uint64_t at = what->kind == CORE_OP_ALL_REDUCE ? begin_of(op, rowed) : rowed->at;
+    uint64_t at = is_full(what) ? begin_of(op, rowed) : rowed->at;
 
     return (char *)op->local->out[position] + at * gw_dtype_bytes(what->out_dtype);
 }
@@ -231,7 +238,7 @@ static uint32_t outputs_of(const struct ucx_op *op, const struct rowed *rowed,
     const struct core_op *what = &op->local->op;
     uint32_t outs = 0;
 
-    if (what->kind == CORE_OP_REDUCE_SCATTER) {
+    if (!is_full(what)) {
         out[0] = output_at(op, rowed->slice, rowed);
         return 1;
     }
@@ -239,6 +246,18 @@ static uint32_t outputs_of(const struct ucx_op *op, const struct rowed *rowed,
         if (ucx_is_own(op, i))
             out[outs++] = output_at(op, i, rowed);
     return outs;
+}
+
+/* All-reduce to shards: a row's result, to this node's inputs. */
+static void put_back(struct ucx_op *op, const struct rowed *rowed, const void *from,
+                     uint8_t from_dtype)
+{
+    const struct local_op *local = op->local;
+
+    for (uint32_t i = 0; i < local->op.world; i++)
+        if (local->in[i])
+            op->moved[i] += local_put_back(&local->op, local->in[i], begin_of(op, rowed), from,
+                                           from_dtype, rowed->count, false);
 }
 
 /* All parts of a row are here. */
@@ -267,9 +286,11 @@ static void add_row(struct ucx_op *op, struct ucx_flow *flow, uint64_t row)
                           rowed.at / KERNEL_CHUNK;
     local_sum(&op->fabric->local, &reduce, &moved);
     op->moved[rowed.slice] += moved.read;
-    for (uint32_t i = 0; what->kind == CORE_OP_ALL_REDUCE && i < what->world; i++)
+    for (uint32_t i = 0; is_full(what) && i < what->world; i++)
         if (ucx_is_own(op, i))
             op->moved[i] += moved.written / reduce.outs;
+    if (what->shards)
+        put_back(op, &rowed, out[0], what->out_dtype);
     for (uint32_t i = 0; i < op->flow_count; i++) /* results may go out */
         if (op->flows[i].gated)
             op->flows[i].ready = row + 1;
@@ -288,6 +309,38 @@ static int prepare_result(struct ucx_op *op, struct ucx_flow *flow, uint64_t row
     slot->request.buffer = output_at(op, op->first_own, &rowed);
     slot->request.bytes = rowed.count * gw_dtype_bytes(op->local->op.out_dtype);
     return 0;
+}
+
+/* To shards: what goes over inputs has their dtype on its way as well. */
+static int prepare_put_back(struct ucx_op *op, struct ucx_flow *flow, uint64_t row, uint32_t piece,
+                            struct ucx_slot *slot)
+{
+    const struct core_op *what = &op->local->op;
+    const struct rowed rowed = row_of(op, flow->send ? op->own : flow->node, row);
+
+    (void)piece;
+    slot->request.piece = UCX_RESULT | row;
+    slot->request.bytes = rowed.count * gw_dtype_bytes(what->in_dtype);
+    if (flow->send && what->in_dtype == what->out_dtype) {
+        slot->request.buffer = output_at(op, rowed.slice, &rowed);
+        return 0;
+    }
+    slot->scratch = ucx_scratch_take(op->fabric);
+    if (!slot->scratch)
+        return GW_E_NOMEM;
+    slot->request.buffer = slot->scratch;
+    if (flow->send)
+        (void)local_put_back(what, slot->scratch, 0, output_at(op, rowed.slice, &rowed),
+                             what->out_dtype, rowed.count, false);
+    return 0;
+}
+
+static void take_back(struct ucx_op *op, struct ucx_flow *flow, uint64_t row)
+{
+    const struct rowed rowed = row_of(op, flow->node, row);
+
+    put_back(op, &rowed, flow->slots[row % flow->window * flow->pieces].scratch,
+             op->local->op.in_dtype);
 }
 
 static void spread_result(struct ucx_op *op, struct ucx_flow *flow, uint64_t row)
@@ -314,6 +367,7 @@ static void count_sum(struct ucx_op *op)
 static int plan_results(struct ucx_op *op, uint32_t node)
 {
     uint64_t own_rows = rows_of(op, op->own), rows = rows_of(op, node);
+    bool shards = op->local->op.shards;
     int r = 0;
 
     if (own_rows > 0)
@@ -322,14 +376,16 @@ static int plan_results(struct ucx_op *op, uint32_t node)
                                                 .node = node,
                                                 .pieces = 1,
                                                 .rows = own_rows,
-                                                .prepare = prepare_result});
+                                                .prepare = shards ? prepare_put_back
+                                                                  : prepare_result});
     if (r == 0 && rows > 0)
         r = ucx_flow_add(op, &(struct ucx_flow){.node = node,
                                                 .pieces = 1,
                                                 .rows = rows,
                                                 .ready = rows,
-                                                .prepare = prepare_result,
-                                                .complete = spread_result});
+                                                .prepare = shards ? prepare_put_back
+                                                                  : prepare_result,
+                                                .complete = shards ? take_back : spread_result});
     return r;
 }
 

@@ -26,7 +26,7 @@ static uint64_t digest_of(const struct core_op *op)
                               op->in_dtype,    op->out_dtype,   op->round_dtype, op->norm,
                               op->rank,        op->world,       op->bucket,      op->bucket_count,
                               op->version,     op->slice_first, op->slices,      op->numel,
-                              op->total_numel, op->step,        op->digest};
+                              op->total_numel, op->step,        op->digest,      op->shards};
     uint64_t hash = HASH_START;
 
     for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++)
