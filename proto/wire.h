@@ -158,7 +158,7 @@ struct wire_seal {
     double pre_scale;
     uint32_t reduce_dtype, accum_as_grads, shard_ranks;
     uint64_t persist_bytes, reuse_bytes;
-    uint32_t secondary_ranks;
+    uint32_t secondary_ranks, all_reduce;
 };
 
 struct wire_op {

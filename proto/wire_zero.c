@@ -75,6 +75,7 @@ static const struct wire_field seal[] = {
     WIRE_U64(Seal, MSG, u.seal., persist_bytes, UINT64_MAX),
     WIRE_U64(Seal, MSG, u.seal., reuse_bytes, UINT64_MAX),
     WIRE_U32(Seal, MSG, u.seal., secondary_ranks, 0, GW_RANKS_MAX),
+    WIRE_U32(Seal, MSG, u.seal., all_reduce, 0, 1),
 };
 
 /* shard_align_bytes: 0 (default) or a power of 2 that holds an fp32. */

@@ -35,6 +35,7 @@ enum option_id {
     OPT_PERSIST,
     OPT_REUSE,
     OPT_SECONDARY,
+    OPT_ALL_REDUCE,
     OPT_LINK,
     OPT_JSON,
     OPT_HELP,
@@ -65,6 +66,7 @@ static const struct option long_options[] = {
     {"persist", required_argument, NULL, OPT_PERSIST},
     {"reuse", required_argument, NULL, OPT_REUSE},
     {"secondary-ranks", required_argument, NULL, OPT_SECONDARY},
+    {"all-reduce", no_argument, NULL, OPT_ALL_REDUCE},
     {"link", required_argument, NULL, OPT_LINK},
     {"json", no_argument, NULL, OPT_JSON},
     {"help", no_argument, NULL, OPT_HELP},
@@ -104,6 +106,7 @@ static void help(void)
                "  --persist BYTES           stage 3: parameters up to it stay gathered (none)\n"
                "  --reuse BYTES             stage 3: units fetched again within it stay (none)\n"
                "  --secondary-ranks P       stage 3: blocks of P ranks keep a second copy (none)\n"
+               "  --all-reduce              stages 1 to 3: in place of reduce-scatters (no)\n"
                "  --link BYTES_PER_S        estimate the time; may come again\n"
                "  --json                    for programs");
 }
@@ -322,6 +325,9 @@ static int take_option(struct plan_args *args, int id, const char *value)
     case OPT_REUSE:
     case OPT_SECONDARY:
         return take_values(args, id, value);
+    case OPT_ALL_REDUCE:
+        seal->all_reduce = 1;
+        return 0;
     case OPT_JSON:
     case OPT_HELP:
         args->json = args->json || id == OPT_JSON;

@@ -209,6 +209,8 @@ static void put_options(struct plan_report *report)
             options->reduce_dtype = file->reduce_dtype;
         if (options->accum_as_grads == 0)
             options->accum_as_grads = file->accum_as_grads;
+        if (options->all_reduce == 0)
+            options->all_reduce = file->all_reduce;
         if (options->reuse_bytes == 0)
             options->reuse_bytes = file->reuse_bytes;
         /* Whatever its stage: all of them are shown. */

@@ -503,6 +503,9 @@ static void print_top(const struct plan_report *report)
         (void)printf("hybrid     runs of %u ranks hold the shards, %u replicas (stages 1 to 3)\n",
                      options->shard_ranks, args->ranks / options->shard_ranks);
     print_blocks(report);
+    if (report->options.all_reduce)
+        (void)printf("reductions are all-reduces in stages 1 to 3 too, in the gradients' own "
+                     "buffers\n");
     (void)printf("optimizer  Adam: two fp32 moments per parameter%s\n",
                  report->dtype_numel[GW_DTYPE_FP32] < report->numel ? "; masters of those not fp32"
                                                                     : "");

@@ -325,6 +325,7 @@ static int take_options(const struct gw_zero_options *given, struct wire_seal *r
         .persist_bytes = o.persist_bytes,
         .reuse_bytes = o.reuse_bytes,
         .secondary_ranks = o.secondary_ranks,
+        .all_reduce = o.all_reduce,
     };
     return 0;
 }

@@ -59,13 +59,11 @@ TAKE(take_stage)
 
 TAKE(take_reduce_scatter)
 {
-    (void)reader;
     (void)key;
-    if (value->on)
-        SAY(DEEPSPEED_SUPPORTED, "stages 1 to 3: one true reduce-scatter per bucket");
-    else
-        SAY(DEEPSPEED_REJECTED, "stages 1 to 3 always reduce-scatter: the same values as "
-                                "all-reduce for half the bytes");
+    options_of(reader)->all_reduce = !value->on;
+    SAY(DEEPSPEED_SUPPORTED, "stages 1 to 3: one true %s",
+        value->on ? "reduce-scatter per bucket"
+                  : "all-reduce per bucket: the same values for twice the bytes");
     return 0;
 }
 

@@ -47,6 +47,7 @@ static const struct option {
     OPTION(persist_bytes, OPTION_U64, 0, 0, 0),
     OPTION(reuse_bytes, OPTION_U64, 0, 0, 0),
     OPTION(secondary_ranks, OPTION_U32, 0, GW_RANKS_MAX, 0),
+    OPTION(all_reduce, OPTION_U32, 0, 1, 0),
 #undef OPTION
 };
 #define OPTIONS (sizeof(options) / sizeof(options[0]))
@@ -199,6 +200,8 @@ int options_check(struct wire_seal *seal, uint32_t world, uint32_t device, bool 
         return r;
     if (seal->secondary_ranks == world) /* the shards themselves */
         seal->secondary_ranks = 0;
+    if (seal->stage == 0) /* its reductions are all-reduces anyway */
+        seal->all_reduce = 0;
     if (seal->accumulate == GW_ACCUMULATE_AUTO)
         seal->accumulate = seal->stage >= 2 ? GW_ACCUMULATE_SHARD : GW_ACCUMULATE_LOCAL;
     if (seal->pre_scale == 0)

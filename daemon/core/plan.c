@@ -86,20 +86,23 @@ static bool is_its(const struct maker *maker, uint32_t bucket)
     return maker->buckets[bucket].group == maker->group;
 }
 
-/* Every input is read for the rank's share of it; an all-reduce writes the result in full. */
+/* Every input is read for the rank's share of it; an all-reduce writes the result in full, to
+ * shards over what was read. */
 static void add_reduction(struct maker *maker, uint32_t b)
 {
     const struct gw_layout_bucket *bucket = &maker->buckets[b];
     bool full = maker->page->stage == 0, local = place_local(maker->place);
+    bool all = full || maker->plan->options.all_reduce;
     uint64_t grad = gw_dtype_bytes(bucket->grad_dtype), accum = gw_dtype_bytes(bucket->accum_dtype);
     uint64_t read = local && place_sums(maker->place, b) ? accum : grad;
+    uint64_t written = full ? accum : all ? read : 0;
     struct part part = {
         .level = &maker->levels[PLAN_WITHIN],
-        .which = full ? GW_KIND_ALL_REDUCE : GW_KIND_REDUCE_SCATTER,
+        .which = all ? GW_KIND_ALL_REDUCE : GW_KIND_REDUCE_SCATTER,
         .times = local ? 1 : maker->plan->options.micro_steps,
         .payload_bytes = bucket->numel * grad,
         .padding_bytes = (bucket->padded_numel - bucket->numel) * grad,
-        .in_node_bytes = bucket->padded_numel * (full ? read + accum : read),
+        .in_node_bytes = bucket->padded_numel * (read + written),
     };
 
     part.total_bytes = part.payload_bytes;

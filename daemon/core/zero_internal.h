@@ -429,6 +429,12 @@ static inline bool zero_hybrid(const struct zero_group *group)
     return group->shard_ranks < group->count;
 }
 
+/* Contributions are summed by all-reduces. */
+static inline bool zero_all_reduces(const struct zero *z)
+{
+    return z->stage == 0 || z->options.all_reduce;
+}
+
 static inline bool zero_edge(const struct zero *z, enum edge edge)
 {
     return edge_kept(z->drop, edge);

@@ -2,9 +2,10 @@
 /*
  * Reductions, each group's in its agreed order. Pure; one thread.
  *
- * Flat: a contribution of all members is one reduce-scatter (stage 0: all-reduce). Hybrid sharding:
- * it is one reduce-scatter per run of owners, unscaled; once a step, when a bucket gets no more,
- * the replicas of each slice are summed between the runs, scaled and measured for the verdict.
+ * Flat: a contribution of all members is one reduce-scatter (stage 0, or options.all_reduce: an
+ * all-reduce, which leaves the same shards). Hybrid sharding: it is one per run of owners,
+ * unscaled; once a step, when a bucket gets no more, the replicas of each slice are summed between
+ * the runs, scaled and measured for the verdict.
  *
  *   members  0 1 | 2 3   shard_ranks 2
  *   within   0+1   2+3   slices to 0, 1 and to 2, 3; with each contribution
@@ -37,13 +38,14 @@ struct core_op *reduce_within_op(struct zero *z, uint32_t bucket, uint32_t first
 {
     const struct gw_layout_bucket *at = &z->bucket_table[bucket];
     const struct zero_group *group = zero_group_of(z, bucket);
-    struct core_op *op = sum_op(z, bucket, z->stage == 0, flight);
+    struct core_op *op = sum_op(z, bucket, zero_all_reduces(z), flight);
 
     ops_members(z, op, &group->ranks[first], group->shard_ranks);
     ops_payload(z, op, OPS_OF_GRADS, bucket, 1);
     op->scale = zero_hybrid(group) ? 1 : group->scale;
     op->slices = group->shard_ranks;
     op->round_dtype = (uint8_t)z->options.reduce_dtype;
+    op->shards = z->stage > 0 && zero_all_reduces(z);
     /* What was summed over micro-steps before has the accumulators' dtype. */
     op->in_dtype = z->local && place_sums(z->ranks[group->ranks[0]].place, bucket)
                        ? at->accum_dtype

@@ -26,7 +26,7 @@ static bool older(struct core_wait *wait, uint64_t since_ns, const struct ranks 
 
 static void reductions_wait(const struct zero *z, struct core_wait *wait)
 {
-    const char *kind = z->stage == 0 ? "all-reduce" : "reduce-scatter";
+    const char *kind = zero_all_reduces(z) ? "all-reduce" : "reduce-scatter";
 
     for (uint32_t b = 0; b < z->buckets; b++) {
         for (uint32_t m = z->launched[b]; m < z->depth && zero_due(z, b, m)->any; m++) {

@@ -256,7 +256,10 @@ struct gw_zero_options {
                                  * ranks (it divides the ranks; a node's, best) keeps a second
                                  * copy of group 0's shards, filled by the block's first gather of
                                  * a version; its later gathers stay inside the block; 0: none */
-    uint32_t reserved;
+    uint32_t all_reduce;        /* stages 1-3: 1: each bucket's reduction is an all-reduce, in the
+                                 * buffer that the gradients were given in, of which every owner
+                                 * takes its slice: the same gradients for twice the bytes sent;
+                                 * 0: a reduce-scatter */
 };
 
 /* Ranks that hold, reduce and update some of the parameters together: data-parallel groups beside

@@ -253,13 +253,16 @@ class Traffic:
         self.figures["moved_bytes"]["all_gather"] += padded // block
 
 
-def add_reduction(traffic, layout, bucket, rank, accumulate, micro_steps):
-    """Of a bucket: within runs with every micro-step that sends, between them once."""
+def add_reduction(traffic, layout, bucket, rank, accumulate, micro_steps, all_reduce):
+    """Of a bucket: within runs with every micro-step that sends, between them once. `all_reduce`
+    in stages 1-3: the whole result goes over what was summed."""
     group = layout.groups[bucket.group]
     summed = accumulate == "local" and micro_steps > 1  # by the service, in accumulators
     read = bucket.bytes_of(bucket.accum_dtype if summed else bucket.grad_dtype)
-    written = bucket.bytes_of(bucket.accum_dtype) if layout.stage == 0 else 0
-    traffic.add("reduce_scatter" if layout.stage else "all_reduce", group.shard_ranks,
+    written = read if all_reduce else 0
+    if layout.stage == 0:
+        written = bucket.bytes_of(bucket.accum_dtype)
+    traffic.add("all_reduce" if written else "reduce_scatter", group.shard_ranks,
                 1 if accumulate == "local" else micro_steps,
                 bucket.bytes_of(bucket.grad_dtype, False), bucket.bytes_of(bucket.grad_dtype),
                 read + written)
@@ -298,12 +301,12 @@ def second_buckets(layout, secondary_ranks):
 
 
 def step_traffic(layout, rank, accumulate, micro_steps, mapped, gathers, reuse_bytes, group,
-                 secondary_ranks):
+                 secondary_ranks, all_reduce):
     """One optimizer step of a rank; `group`: that group's part of it, None: all."""
     second = second_buckets(layout, secondary_ranks)
     traffic = Traffic()
     for bucket in layout.of_rank(rank, group):
-        add_reduction(traffic, layout, bucket, rank, accumulate, micro_steps)
+        add_reduction(traffic, layout, bucket, rank, accumulate, micro_steps, all_reduce)
         if layout.stage in (1, 2):
             traffic.add("all_gather", layout.groups[bucket.group].shard_ranks, 1,
                         bucket.bytes_of(bucket.dtype, False), bucket.bytes_of(bucket.dtype),
@@ -367,15 +370,16 @@ class Crossing:
             self.sent[kind][node] += times * slice_bytes * (len(set(on)) - 1)
 
 
-def add_run(crossing, layout, bucket, run, times, gathers):
+def add_run(crossing, layout, bucket, run, times, gathers, all_reduce):
     """Of a bucket, over the ranks that share its shards."""
     numel = bucket.padded // len(run)
+    kind = "all_reduce" if all_reduce or layout.stage == 0 else "reduce_scatter"
+    crossing.add_sums(kind, run, numel, bucket.grad_dtype, times)
     if layout.stage:
-        crossing.add_sums("reduce_scatter", run, numel, bucket.grad_dtype, times)
         crossing.add_slices("all_gather", run, numel * SIZES[bucket.dtype], gathers)
-    else:
-        crossing.add_sums("all_reduce", run, numel, bucket.grad_dtype, times)
-        crossing.add_slices("all_reduce", run, numel * SIZES[bucket.accum_dtype], times)
+    if kind == "all_reduce":
+        result = bucket.grad_dtype if layout.stage else bucket.accum_dtype
+        crossing.add_slices("all_reduce", run, numel * SIZES[result], times)
 
 
 def add_blocks(crossing, layout, bucket, secondary_ranks, gathers):
@@ -387,7 +391,7 @@ def add_blocks(crossing, layout, bucket, secondary_ranks, gathers):
 
 
 def cross_node_bytes(layout, nodes, accumulate, micro_steps, gathers, reuse_bytes,
-                     secondary_ranks):
+                     secondary_ranks, all_reduce):
     """{kind: bytes that each node sends} of a step. Ranks of a node that gather the same at the
     same time share what comes. Without fills of secondary shards, which stay on a node if blocks
     do."""
@@ -404,7 +408,7 @@ def cross_node_bytes(layout, nodes, accumulate, micro_steps, gathers, reuse_byte
                 add_blocks(crossing, layout, bucket, secondary_ranks, count)
                 count = 1
             add_run(crossing, layout, bucket, run, 1 if accumulate == "local" else micro_steps,
-                    count)
+                    count, all_reduce)
         between = bucket.padded // len(ranks)
         for index in range(shards if shards < len(ranks) else 0):
             crossing.add_sums("all_reduce", ranks[index::shards], between, bucket.accum_dtype, 1)
@@ -481,7 +485,8 @@ def rank_memory(layout, rank, accumulate, micro_steps, mapped, ring_slots, gathe
 def expected(parameters, stage, ranks, bucket_bytes, align_bytes=64, micro_steps=1,
              accumulate="auto", gather="private", ring_slots=3, gather_bytes=0,
              optimizer_arrays=2, gathers=None, rank=0, groups=(), shard_ranks=0, persist_bytes=0,
-             reuse_bytes=0, accum_as_grads=False, group=None, nodes=(), secondary_ranks=0):
+             reuse_bytes=0, accum_as_grads=False, group=None, nodes=(), secondary_ranks=0,
+             all_reduce=False):
     """Figures of one optimizer step and the memory of one rank, named as in demo.sh's JSON.
 
     `parameters`: Parameter tuples in order of registration. `gathers`: how often a step gathers
@@ -502,13 +507,14 @@ def expected(parameters, stage, ranks, bucket_bytes, align_bytes=64, micro_steps
               "params": layout.numel, "padded": layout.padded, "buckets": len(layout.buckets),
               "units": len(layout.units), "fetch_units": len(layout.fetch_units)}
     result.update(step_traffic(layout, rank, accumulate, micro_steps, mapped, gathers,
-                               reuse_bytes, group, secondary_ranks))
+                               reuse_bytes, group, secondary_ranks, all_reduce))
     result["memory_bytes"] = rank_memory(layout, rank, accumulate, micro_steps, mapped, ring_slots,
                                          gather_bytes, optimizer_arrays, group,
                                          secondary_ranks)
     if nodes:
         result["cross_node_bytes"] = cross_node_bytes(layout, nodes, accumulate, micro_steps,
-                                                      gathers, reuse_bytes, secondary_ranks)
+                                                      gathers, reuse_bytes, secondary_ranks,
+                                                      all_reduce)
     if group is not None:
         result["buckets"] = len(layout.of_rank(rank, group))
         result["layout_padding_bytes"] = sum(

@@ -48,7 +48,7 @@ class ZeroOptions(C.Structure):
         ("norm", C.c_uint32), ("pre_scale", C.c_double), ("reduce_dtype", C.c_uint32),
         ("accum_as_grads", C.c_uint32), ("shard_ranks", C.c_uint32),
         ("persist_bytes", C.c_uint64), ("reuse_bytes", C.c_uint64),
-        ("secondary_ranks", C.c_uint32), ("reserved", C.c_uint32)]
+        ("secondary_ranks", C.c_uint32), ("all_reduce", C.c_uint32)]
 
 
 class ParamOptions(C.Structure):

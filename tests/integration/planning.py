@@ -16,10 +16,12 @@ import plan  # noqa: E402
 
 STEPS, RUN_BUCKET, RING_SLOTS = 2, 4200, 3
 RUNS = [dict(stage=stage, micro_steps=steps, accumulate=accumulate, gather=gather,
-             secondary_ranks=0)
+             secondary_ranks=0, all_reduce=0)
         for stage in range(4) for steps, accumulate in ((1, "auto"), (2, "local"), (2, "shard"))
         for gather in (("private", "mapped") if stage == 3 else ("private",))]
 RUNS.append(dict(RUNS[-1], gather="private", secondary_ranks=1))
+RUNS += [dict(RUNS[0], stage=stage, micro_steps=steps, accumulate=accumulate, all_reduce=1)
+         for stage, steps, accumulate in ((1, 1, "auto"), (2, 2, "shard"), (3, 2, "local"))]
 for _run in RUNS:
     _run["bucket"] = RUN_BUCKET
 CODES = {"auto": 0, "local": 1, "shard": 2, "private": 0, "mapped": 1}
@@ -46,8 +48,10 @@ def run_options(run):
     """The command line of a run."""
     accumulate = [] if run["accumulate"] == "auto" else ["--accumulate", run["accumulate"]]
     blocks = ["--secondary-ranks", run["secondary_ranks"]] if run["secondary_ranks"] else []
+    reductions = ["--all-reduce"] if run["all_reduce"] else []
     return ["--bucket", run["bucket"], "--stage", run["stage"], "--micro-steps", run["micro_steps"],
-            "--gather", run["gather"], "--ring-slots", RING_SLOTS, *accumulate, *blocks]
+            "--gather", run["gather"], "--ring-slots", RING_SLOTS, *accumulate, *blocks,
+            *reductions]
 
 
 def expected(path, world, run):
@@ -55,7 +59,8 @@ def expected(path, world, run):
     return plan.expected(plan.read_model(path), run["stage"], world, run["bucket"],
                          micro_steps=run["micro_steps"], accumulate=run["accumulate"],
                          gather=run["gather"], ring_slots=RING_SLOTS,
-                         secondary_ranks=run["secondary_ranks"])
+                         secondary_ranks=run["secondary_ranks"],
+                         all_reduce=run["all_reduce"])
 
 
 # ---- the run -------------------------------------------------------------------------------------
@@ -105,7 +110,8 @@ def one_run(rank, world, socket, id_path, rows, run, groups=(), group_of=None):
         units[-1].append(job.param(name, numel((name, shape)), unit, group=group_of[number]))
     job.seal(stage=run["stage"], bucket_bytes=run["bucket"], micro_steps=run["micro_steps"],
              accumulate=CODES[run["accumulate"]], gather=CODES[run["gather"]],
-             ring_slots=RING_SLOTS, secondary_ranks=run["secondary_ranks"])
+             ring_slots=RING_SLOTS, secondary_ranks=run["secondary_ranks"],
+             all_reduce=run["all_reduce"])
     for moment in ("exp_avg", "exp_avg_sq"):
         job.array(moment)
     mine = [rank in members[group] for group in group_of]

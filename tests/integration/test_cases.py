@@ -71,9 +71,10 @@ def where(service, tmp_path):
 # ---- reduction -----------------------------------------------------------------------------------
 
 
-def r01_rank(rank, world, where, stage):
+def r01_rank(rank, world, where, stage, all_reduce=0):
     numels = [1024] * 8
-    job = sealed(rank, world, where, numels, stage=stage, bucket_bytes=2 * 1024 * 4)
+    job = sealed(rank, world, where, numels, stage=stage, bucket_bytes=2 * 1024 * 4,
+                 all_reduce=all_reduce)
     no_update_step(job, reversed(range(8)), lambda j: 1.0, numels)
     s = job.stats()
     out = {k: (s.kinds[i].calls, s.kinds[i].ring_bytes, s.kinds[i].padding_bytes)
@@ -88,6 +89,14 @@ def test_r01_stage_2_sends_reduce_scatter_only(where, world):
     for got in gw.run(world, r01_rank, world, where, 2):
         assert got["reduce_scatter"] == (4, psi * (world - 1) // world, 0)
         assert got["all_reduce"][0] == 0 and got["broadcast"][0] == 0
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_r01_stage_2_with_reduce_scatter_off_sends_all_reduce_only(where, world):
+    psi = 8 * 1024 * 4
+    for got in gw.run(world, r01_rank, world, where, 2, 1):
+        assert got["all_reduce"] == (4, 2 * psi * (world - 1) // world, 0)
+        assert got["reduce_scatter"][0] == 0 and got["broadcast"][0] == 0
 
 
 @pytest.mark.parametrize("world", [2, 4])

@@ -159,11 +159,11 @@ def test_r16_bf16_sums_are_rounded_once(where, world, want):
 R12_FACTORS = [(mean, pre) for mean in (True, False) for pre in (1.0, 2.0, 4.0)]
 
 
-def r12_rank(rank, world, where, stage):
+def r12_rank(rank, world, where, stage, all_reduce):
     out = []
     for k, (mean, pre) in enumerate(R12_FACTORS):
         job = typed(rank, world, dict(where, id=f"{where['id']}{k}"), [(8, {})], stage=stage,
-                    pre_scale=pre, scale=(0.5 if mean else 1.0) / pre)
+                    pre_scale=pre, scale=(0.5 if mean else 1.0) / pre, all_reduce=all_reduce)
         job.put(0, [rank + 1.0] * 8)
         job.step_end()
         job.wait_step()
@@ -182,10 +182,11 @@ def r12_rank(rank, world, where, stage):
     return out
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_r12_mean_and_sum_by_any_factor_before(where, stage):
+@pytest.mark.parametrize("stage, all_reduce", [(0, 0), (1, 0), (2, 0), (3, 0), (1, 1), (2, 1),
+                                               (3, 1)])
+def test_r12_mean_and_sum_by_any_factor_before(where, stage, all_reduce):
     want = [{1.5} if mean else {3.0} for mean, _ in R12_FACTORS]
-    assert gw.run(2, r12_rank, 2, where, stage) == [want] * 2
+    assert gw.run(2, r12_rank, 2, where, stage, all_reduce) == [want] * 2
 
 
 def r13_rank(rank, world, where, stage, factor):

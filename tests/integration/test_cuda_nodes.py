@@ -50,7 +50,8 @@ def train(rank, world, where, stage, dtype):
     for p, numel in enumerate(numels):
         job.param(f"p{p}", numel, unit=f"u{[p in unit for unit in UNITS].index(True)}", dtype=dtype,
                   grad_dtype=dtype, group=evens if p >= len(NUMELS) else 0)
-    job.seal(stage=stage, bucket_bytes=4096, clip_norm=1.0, timeout=60 * S)
+    job.seal(stage=stage, bucket_bytes=4096, clip_norm=1.0, timeout=60 * S,
+             all_reduce=where["all_reduce"])
     for p, numel in enumerate(numels):
         if numel and p % world == rank:
             job.write(p, values(p, numel), timeout=60 * S)
@@ -90,17 +91,19 @@ def run(world, fn, *args):
 
 # Two to four nodes of one to eight ranks, in blocks and otherwise.
 @pytest.mark.gpus(*SERVER)
-@pytest.mark.parametrize("stage, place", [
-    (0, [0, 1, 2, 3, 0, 2]), (1, places([3, 1, 2])), (2, places([8, 1])), (3, places([1, 2, 1, 4])),
-    (3, [0, 1])])
-def test_a_step_s_bits_are_those_of_one_node(runtime_dir, tmp_path, gpus, stage, place):
+@pytest.mark.parametrize("stage, place, all_reduce", [
+    (0, [0, 1, 2, 3, 0, 2], 0), (1, places([3, 1, 2]), 0), (2, places([8, 1]), 0),
+    (3, places([1, 2, 1, 4]), 0), (3, [0, 1], 0), (1, [0, 1], 1), (2, [1, 0, 1], 1)])
+def test_a_step_s_bits_are_those_of_one_node(runtime_dir, tmp_path, gpus, stage, place,
+                                             all_reduce):
     world, dtype, found = len(place), (gw.FP32, gw.BF16)[gpus.seed % 2], []
     for count in (1, max(place) + 1):
         directory = runtime_dir / str(count)
         directory.mkdir()
         with nodes.Cluster(directory, count, namespaces=False) as cluster:
             where = {"socket": cluster.spread(place if count > 1 else "blocks"),
-                     "id": str(tmp_path / f"id{count}")}
+                     "id": str(tmp_path / f"id{count}"),
+                     "all_reduce": all_reduce if count > 1 else 0}
             found.append(run(world, train, world, where, stage, dtype))
     alone, spread = found
     assert {value[0] for value in spread} == {alone[0][0]} == {value[0] for value in alone}

@@ -109,6 +109,7 @@ CONFIGURATIONS = [
             stage3_max_reuse_distance=400), "bf16": {"enabled": True},
      "communication_data_type": "fp16", "data_types": {"grad_accum_dtype": "bf16"}},
     {**zero(stage=2, reduce_bucket_size=600, mics_shard_size=2), "fp16": {"enabled": True}},
+    zero(stage=2, reduce_bucket_size=600, reduce_scatter=False),
     {**zero(stage=3, reduce_bucket_size=600, zero_hpz_partition_size=2), "gradient_clipping": 0},
     {**zero(cpu_offload=False, ignore_unused_parameters=False), "no_such_key": [1, {"a": None}]},
 ]
@@ -126,7 +127,7 @@ def flags(options, params):
                         ("--persist", options.persist_bytes), ("--reuse", options.reuse_bytes),
                         ("--secondary-ranks", options.secondary_ranks)):
         out += [flag, value] if value else []
-    return out
+    return out + (["--all-reduce"] if options.all_reduce else [])
 
 
 @pytest.mark.parametrize("configuration", CONFIGURATIONS, ids=range(len(CONFIGURATIONS)))
@@ -243,13 +244,15 @@ def run_rank(rank, world, socket, id_path, path):
             bucket.dtype, bucket.grad_dtype)
 
 
-@pytest.mark.parametrize("half, dtype", [({}, gw.FP32), ({"bf16": {"enabled": True}}, gw.BF16)])
-def test_a_job_runs_under_a_file(daemon, tmp_path, ds, half, dtype):
-    path = ds({**zero(stage=1, reduce_bucket_size=200, overlap_comm=True),
+@pytest.mark.parametrize("half, dtype, scatter", [
+    ({}, gw.FP32, True), ({"bf16": {"enabled": True}}, gw.BF16, True), ({}, gw.FP32, False)])
+def test_a_job_runs_under_a_file(daemon, tmp_path, ds, half, dtype, scatter):
+    path = ds({**zero(stage=1, reduce_bucket_size=200, overlap_comm=True, reduce_scatter=scatter),
                "gradient_clipping": 5.0, **half})
     for norm, clip, scatters, reduces, *dtypes in gw.run(2, run_rank, 2, str(daemon.socket),
                                                          str(tmp_path / "id"), str(path)):
-        assert (norm, scatters, reduces, dtypes) == (20.0, 2, 0, [dtype, dtype])
+        assert (norm, dtypes) == (20.0, [dtype, dtype])
+        assert (scatters, reduces) == ((2, 0) if scatter else (0, 2))
         assert abs(clip - 0.25) < 1e-6
 
 

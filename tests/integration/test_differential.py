@@ -58,6 +58,8 @@ class World:
             "reuse_bytes": int(rng.choice([0, 1 << 20])) if stage == 3 else 0,
         }
         self.options["secondary_ranks"] = self._blocks()
+        # Again from a stream of its own.
+        self.options["all_reduce"] = int(np.random.default_rng([seed, 2, 0]).integers(0, 3) == 0)
         # Who has which gradient: some are missing on a rank, in a micro-step, or everywhere.
         self.present = rng.random((STEPS, self.micro_steps, self.size, len(self.params))) < 0.85
         for step in range(STEPS):

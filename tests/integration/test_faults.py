@@ -385,7 +385,7 @@ def training_rank(rank, world, where, stage, steps, flags):
     numels = [700, 1300, 64, 2049]
     for j, numel in enumerate(numels):
         job.param(f"p{j}", numel, f"u{j}")
-    job.seal(stage=stage, bucket_bytes=4096)
+    job.seal(stage=stage, bucket_bytes=4096, all_reduce=where.get("all_reduce", 0))
     if rank == 0:
         for j in range(4):
             job.write(j, [0.5 * (j + 1)] * numels[j])

@@ -13,6 +13,8 @@ import gw
 import network
 import nodes
 from conftest import SLOWER
+from planning import RUN_BUCKET, STEPS, one_run, plan, write_model
+from models import gpt2  # noqa: I001 (planning knows where)
 from test_faults import flag, training_rank
 
 PLACES = {  # of 4 ranks
@@ -35,7 +37,8 @@ def trained_rank(rank, world, runs, steps):
 def trained(tmp_path, world, steps, runs):
     """The digest of all fetched values and norms, the same on all ranks, of each (name, socket,
     stage)."""
-    runs = [(where_of(tmp_path, socket_, name), stage) for name, socket_, stage in runs]
+    runs = [({**where_of(tmp_path, socket_, name), "all_reduce": int("all-reduce" in name)}, stage)
+            for name, socket_, stage in runs]
     results = gw.run(world, trained_rank, world, runs, steps, timeout=240 * SLOWER)
     assert all(result == results[0] for result in results), f"ranks differ: {results}"
     return results[0]
@@ -47,8 +50,25 @@ def test_every_placement_has_the_bits_of_one_node_in_every_stage(runtime_dir, tm
         runs = [("alone", str(cluster.nodes[-1].socket), 2)]
         runs += [(f"stage {stage}, ranks on {place}", cluster.spread(place), stage)
                  for stage in range(4) for place in PLACES[count]]
+        runs += [(f"all-reduces in stage {stage}, ranks on {place}", cluster.spread(place), stage)
+                 for stage, place in ((1, "dealt"), (3, PLACES[count][-1]))]
         alone, *apart = trained(tmp_path, 4, 3, runs)
         assert [name for (name, _, _), digest in zip(runs[1:], apart) if digest != alone] == []
+
+
+def test_all_reduces_to_shards_cross_as_planned(runtime_dir, tmp_path):
+    """A slice's partial sums to its owner, and its result once to each other node."""
+    rows, place = gpt2(16, 67, 9), [0, 1, 1, 0]
+    run = dict(stage=2, micro_steps=2, accumulate="shard", gather="private", secondary_ranks=0,
+               all_reduce=1, bucket=RUN_BUCKET)
+    want = plan.expected(plan.read_model(write_model(tmp_path / "m.tsv", rows)), 2, 4, RUN_BUCKET,
+                         micro_steps=2, all_reduce=True, nodes=place)["cross_node_bytes"]
+    with nodes.Cluster(runtime_dir, 2) as cluster:
+        ranks = gw.run(4, one_run, 4, cluster.spread(place), str(tmp_path / "id"), rows, run,
+                       timeout=240 * SLOWER)
+    for kind in ("all_reduce", "reduce_scatter"):
+        crossed = sum(counters[kind]["cross_node_bytes"] for counters, _, _ in ranks)
+        assert crossed == STEPS * sum(want[kind]), kind
 
 
 def test_seven_and_eight_ranks(runtime_dir, tmp_path):

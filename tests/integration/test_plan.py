@@ -189,7 +189,7 @@ def test_a_layer_of_gpt2_345m_counts_what_was_planned(daemon, tmp_path):
     rows = KNOWN["gpt2-345m-1layer"]
     path = write_model(tmp_path / "m.tsv", rows)
     runs = [dict(stage=stage, micro_steps=1, accumulate="auto", gather="private",
-                 secondary_ranks=0, bucket=50_000_000) for stage in range(4)]
+                 secondary_ranks=0, all_reduce=0, bucket=50_000_000) for stage in range(4)]
     ranks = gw.run(2, whole_runs, 2, str(daemon.socket), str(tmp_path), rows, runs,
                    timeout=240 * SLOWER)
     for number, run in enumerate(runs):
@@ -287,7 +287,7 @@ def test_deepspeed_keys_and_defaults_are_told(deepspeed):
     assert keys["bf16.enabled"]["status"] == "mapped"
     assert got["dtypes"]["bf16"] == got["grad_dtypes"]["bf16"] == got["params"]
     assert done.stderr == ""
-    rejected = deepspeed({"zero_optimization": {"reduce_scatter": False}})
+    rejected = deepspeed({"zero_optimization": {"legacy_stage1": True}})
     assert "1 key is rejected" in rejected.stderr
     defaults = {entry["key"]: entry["value"] for entry in got["defaults"]}
     assert defaults["gradient_clipping"] == 1.0
@@ -309,6 +309,24 @@ def test_g02_old_examples_are_accepted(deepspeed):
     one = json.loads(done.stdout)["stages"][1]
     assert one["calls"]["reduce_scatter"] == one["calls"]["all_gather"] == 1
     assert one["calls"]["all_reduce"] == 0
+
+
+def test_reduce_scatter_off_is_planned_as_all_reduces(deepspeed, model):
+    done = deepspeed({"zero_optimization": {"reduce_scatter": False, "reduce_bucket_size": 300}},
+                     "--json")
+    told = json.loads(done.stdout)
+    assert done.stderr == "" and told["keys"][0]["status"] == "supported"
+    asked = ("--model", model, "--ranks", 4, "--bucket", 1200)
+    assert told["stages"] == planned(*asked, "--all-reduce")["stages"]
+    for off, on in zip(told["stages"], planned(*asked)["stages"]):
+        for figure, times in (("calls", 1), ("payload_bytes", 1), ("ring_bytes", 2)):
+            if off["stage"]:
+                assert off[figure]["all_reduce"] == times * on[figure]["reduce_scatter"] > 0
+                assert off[figure]["reduce_scatter"] == on[figure]["all_reduce"] == 0
+            else:
+                assert off == on
+        assert off["memory_bytes"] == on["memory_bytes"]
+    assert "reductions are all-reduces" in gwctl(*asked, "--all-reduce").stdout
 
 
 def test_g04_auto_can_be_filled_in(deepspeed):

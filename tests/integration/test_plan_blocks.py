@@ -11,7 +11,7 @@ from models import gpt2  # noqa: I001 (planning knows where)
 
 WORLD, BLOCK, MICRO_STEPS = 4, 2, 2
 RUN = dict(stage=3, micro_steps=MICRO_STEPS, accumulate="auto", gather="private",
-           secondary_ranks=BLOCK, bucket=RUN_BUCKET)
+           secondary_ranks=BLOCK, all_reduce=0, bucket=RUN_BUCKET)
 ROWS = gpt2(16, 67, 9)
 
 

@@ -99,8 +99,9 @@ def test_random_groups(tmp_path, seed):
     if gather == "private" and options["shard_ranks"] in (0, ranks):
         options["secondary_ranks"] = divisor(rng, ranks)
     rank = rng.randrange(ranks)
+    options["all_reduce"] = rng.random() < 0.3
     path = write_model(tmp_path / "m.tsv", rows)
-    args = [("--" + key.removesuffix("_bytes").replace("_", "-"), value)
+    args = [("--" + key.removesuffix("_bytes").replace("_", "-"), value)[:1 if value is True else 2]
             for key, value in options.items() if value]
     parameters = grouped(rows, group_of)
     got = planned("--model", path, "--ranks", ranks, "--rank", rank,
@@ -166,7 +167,7 @@ def test_a_real_run_counts_what_was_planned(daemon, tmp_path, case):
                      timeout=240 * SLOWER)
     for number, run in enumerate(runs):
         options = {key: run[key] for key in ("micro_steps", "accumulate", "gather",
-                                             "secondary_ranks")}
+                                             "secondary_ranks", "all_reduce")}
         for rank in range(WORLD):
             got = planned("--model", path, "--ranks", WORLD, "--rank", rank, *run_options(run),
                           *args)

@@ -3,7 +3,7 @@
  * Prints layouts and the plans of their first ranks as JSON, one line each, for the comparison with
  * tests/cases/plan.py. stdin, repeated:
  *   stage world bucket_bytes align_bytes accum_as_grads persist_bytes shard_ranks
- *   micro_steps accumulate gather reuse_bytes secondary_ranks groups count
+ *   micro_steps accumulate gather reuse_bytes secondary_ranks all_reduce groups count
  *   per group: count shard_ranks rank...
  *   per parameter: name unit numel group dtype grad_dtype     ("-": no unit)
  * A refused layout prints {"refused": index}.
@@ -84,9 +84,9 @@ static int read_lines(struct lines *lines)
               &options->bucket_bytes, &options->align_bytes, &options->accum_as_grads,
               &options->persist_bytes, &options->shard_ranks) != 7)
         return 0;
-    if (scanf("%u %u %u %" SCNu64 " %u %u %u", &seal->micro_steps, &seal->accumulate, &seal->gather,
-              &seal->reuse_bytes, &seal->secondary_ranks, &options->group_count,
-              &lines->count) != 7 ||
+    if (scanf("%u %u %u %" SCNu64 " %u %u %u %u", &seal->micro_steps, &seal->accumulate,
+              &seal->gather, &seal->reuse_bytes, &seal->secondary_ranks, &seal->all_reduce,
+              &options->group_count, &lines->count) != 8 ||
         options->group_count >= GW_GROUPS_MAX || lines->count > COUNT_MAX)
         return -1;
     options->groups = lines->groups;

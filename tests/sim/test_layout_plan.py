@@ -23,8 +23,8 @@ ACCUMULATE = {"auto": 0, "local": 1, "shard": 2}
 
 World = collections.namedtuple("World", "parameters stage ranks bucket_bytes align_bytes groups "
                                "shard_ranks persist_bytes reuse_bytes accum_as_grads micro_steps "
-                               "accumulate gather secondary_ranks",
-                               defaults=((), 0, 0, 0, False, 1, "auto", "private", 0))
+                               "accumulate gather secondary_ranks all_reduce",
+                               defaults=((), 0, 0, 0, False, 1, "auto", "private", 0, False))
 
 
 def print_layouts(worlds):
@@ -34,7 +34,8 @@ def print_layouts(worlds):
         lines.append(f"{w.stage} {w.ranks} {w.bucket_bytes} {w.align_bytes} "
                      f"{int(w.accum_as_grads)} {w.persist_bytes} {w.shard_ranks}")
         lines.append(f"{w.micro_steps} {ACCUMULATE[w.accumulate]} {int(w.gather == 'mapped')} "
-                     f"{w.reuse_bytes} {w.secondary_ranks} {len(w.groups)} {len(w.parameters)}")
+                     f"{w.reuse_bytes} {w.secondary_ranks} {int(w.all_reduce)} {len(w.groups)} "
+                     f"{len(w.parameters)}")
         lines += [f"{len(ranks)} {shard_ranks} {' '.join(map(str, ranks))}"
                   for ranks, shard_ranks in w.groups]
         lines += [f"{p.name} {p.unit or '-'} {p.numel} {p.group} {DTYPES.index(p.dtype)} "
@@ -85,7 +86,8 @@ def random_world(seed):
     blocks = divisor_of(rng, ranks) if stage == 3 and not mapped and runs in (0, ranks) else 0
     return World(parameters, stage, ranks, bucket, rng.choice((4, 4, 16, 64)), groups,
                  runs, persist, reuse, not plain and rng.random() < 0.3, rng.choice((1, 1, 2, 3)),
-                 rng.choice(("auto", "local", "shard")), "mapped" if mapped else "private", blocks)
+                 rng.choice(("auto", "local", "shard")), "mapped" if mapped else "private", blocks,
+                 rng.random() < 0.3)
 
 
 def layout_of(world):
@@ -101,7 +103,7 @@ def figures_of(world, rank):
                         groups=world.groups, shard_ranks=world.shard_ranks,
                         persist_bytes=world.persist_bytes, reuse_bytes=world.reuse_bytes,
                         accum_as_grads=world.accum_as_grads,
-                        secondary_ranks=world.secondary_ranks)
+                        secondary_ranks=world.secondary_ranks, all_reduce=world.all_reduce)
     return {name: got[name] for name in ("calls", "payload_bytes", "padding_bytes", "ring_bytes",
                                          "moved_bytes", "memory_bytes")}
 

@@ -51,7 +51,7 @@ struct world {
     bool fetch, streams, narrow, reports, losses;
     uint32_t ring_slots, unused;
     const struct layout_param *list; /* NULL: three */
-    uint32_t groups, shard_ranks, persist_bytes, secondary_ranks;
+    uint32_t groups, shard_ranks, persist_bytes, secondary_ranks, all_reduce;
 };
 
 #define LOCAL GW_ACCUMULATE_LOCAL
@@ -71,6 +71,7 @@ static struct sim_plan plan_of(const struct world *world)
     plan.seal.shard_ranks = world->shard_ranks;
     plan.seal.persist_bytes = world->persist_bytes;
     plan.seal.secondary_ranks = world->secondary_ranks;
+    plan.seal.all_reduce = world->all_reduce;
     plan.seal.accumulate = world->accumulate;
     plan.seal.micro_steps = world->micro_steps;
     plan.seal.ring_slots = world->ring_slots;
@@ -328,6 +329,18 @@ static void test_groups(void **state)
     EXPLORE(worlds);
 }
 
+/* They write what clients wrote: whoever refills a buffer comes later, and nobody reads it. */
+static void test_all_reduces(void **state)
+{
+    static const struct world worlds[] = {
+        {"all-reduces", 1, LOCAL, 2, 2, 3, 1, .ring_slots = 3, .all_reduce = 1},
+        {"all-reduces", 2, SHARD, 2, 1, 3, 2, .ring_slots = 1, .unused = 300, .all_reduce = 1},
+    };
+
+    (void)state;
+    EXPLORE(worlds);
+}
+
 static void test_rounding(void **state)
 {
     static const struct world worlds[] = {
@@ -398,6 +411,7 @@ int main(void)
         cmocka_unit_test(test_one_queue),
 #endif
         cmocka_unit_test(test_groups),
+        cmocka_unit_test(test_all_reduces),
         cmocka_unit_test(test_rounding),
         cmocka_unit_test(test_losses),
         cmocka_unit_test(test_broken_rules_are_found),

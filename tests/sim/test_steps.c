@@ -240,6 +240,36 @@ static void test_stages_agree(void **state)
     }
 }
 
+/* In place of a reduce-scatter, call for call: the same bits in every stage and mode, with halves,
+ * in runs, for ranks that have no gradient, with streams, ahead or one after the other. */
+static void test_all_reduces_change_no_bit(void **state)
+{
+    (void)state;
+    for (uint32_t i = 0; i < 36; i++) {
+        uint32_t stage = 1 + i % 3, accumulate = 1 + i / 3 % 2;
+        struct sim_plan plan = r02_plan(31 + i, stage, i % 5 ? 4 : 3);
+        struct sim_result scatters, all;
+
+        plan.seal.accumulate = accumulate;
+        plan.seal.micro_steps = 1 + i / 6 % 3;
+        plan.seal.overlap_off = i % 7 == 0;
+        plan.seal.shard_ranks = i % 4 == 1 && plan.world == 4 ? 2 : 0;
+        plan.unused = i % 2 ? 300 : 0;
+        run_twice(&plan, &scatters);
+        plan.seal.all_reduce = 1;
+        run_twice(&plan, &all);
+        assert_int_equal(all.params_hash, scatters.params_hash);
+        assert_int_equal(all.calls[GW_KIND_REDUCE_SCATTER], 0);
+        assert_int_equal(all.calls[GW_KIND_ALL_REDUCE],
+                         scatters.calls[GW_KIND_ALL_REDUCE] +
+                             scatters.calls[GW_KIND_REDUCE_SCATTER]);
+        assert_int_equal(all.payload_bytes[GW_KIND_ALL_REDUCE],
+                         scatters.payload_bytes[GW_KIND_ALL_REDUCE] +
+                             scatters.payload_bytes[GW_KIND_REDUCE_SCATTER]);
+        assert_int_equal(all.calls[GW_KIND_ALL_GATHER], scatters.calls[GW_KIND_ALL_GATHER]);
+    }
+}
+
 /* Runs of an aligned power of 2: the tree of sums is the flat one's, so the bits are. Counted are,
  * for each rank, one reduce-scatter in its run (per micro-step, of all the bucket) and one
  * all-reduce of its slice. */
@@ -382,6 +412,7 @@ int main(void)
         cmocka_unit_test(test_stage3_varied),
         cmocka_unit_test(test_overlap_changes_nothing),
         cmocka_unit_test(test_stages_agree),
+        cmocka_unit_test(test_all_reduces_change_no_bit),
         cmocka_unit_test(test_runs_change_no_bit),
         cmocka_unit_test(test_e03_a_hybrid_group_beside_the_world),
         cmocka_unit_test(test_different_orders_through_a_small_ring),

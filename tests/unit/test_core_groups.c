@@ -260,6 +260,7 @@ static void test_options_that_differ_are_told(void **state)
         {{.stage = 2, .bucket_bytes = 64, .accum_as_grads = 1}, "option accum_as_grads: rank 0"},
         {{.stage = 2, .bucket_bytes = 64, .shard_ranks = 1}, "option shard_ranks: rank 0 says 0"},
         {{.stage = 2, .bucket_bytes = 64, .reuse_bytes = 9}, "option reuse_bytes: rank 0 says 0"},
+        {{.stage = 2, .bucket_bytes = 64, .all_reduce = 1}, "option all_reduce: rank 0 says 0"},
     };
 
     (void)state;

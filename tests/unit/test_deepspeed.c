@@ -279,7 +279,7 @@ static const struct {
     }
     IN_ZERO("stage", "2", SUPPORTED),
     IN_ZERO("contiguous_gradients", "true", NOT_NEEDED),
-    IN_ZERO("reduce_scatter", "false", REJECTED),
+    IN_ZERO("reduce_scatter", "false", SUPPORTED),
     IN_ZERO("allgather_bucket_size", "2e8", NOT_NEEDED),
     IN_ZERO("allgather_partitions", "true", NOT_NEEDED),
     IN_ZERO("overlap_comm", "false", MAPPED),

@@ -97,6 +97,27 @@ static void each_stage_sends_what_the_paper_says(void **state)
     }
 }
 
+/* The same payload; the whole is written over what was read. Nothing more is held. */
+static void reductions_may_be_all_reduces(void **state)
+{
+    const struct plan_kind all_reduce = {4, PAYLOAD, 16, 192, 2 * PADDED, 0};
+
+    (void)state;
+    for (uint32_t stage = 0; stage < 4; stage++) {
+        struct plan_request request = request_of(stage);
+        struct plan *scatters = plan_of(&request), *plan;
+
+        request.options.all_reduce = 1;
+        plan = plan_of(&request);
+        assert_kind(plan, GW_KIND_ALL_REDUCE, &all_reduce);
+        assert_kind(plan, GW_KIND_REDUCE_SCATTER, &nothing);
+        assert_kind(plan, GW_KIND_ALL_GATHER, &scatters->kinds[GW_KIND_ALL_GATHER]);
+        assert_memory_equal(plan->memory_bytes, scatters->memory_bytes, sizeof(plan->memory_bytes));
+        assert_null(plan_free(scatters));
+        assert_null(plan_free(plan));
+    }
+}
+
 static void memory_is_that_of_each_stage(void **state)
 {
     struct plan_request request;
@@ -417,6 +438,10 @@ static void accumulators_may_be_as_the_gradients(void **state)
     plan = plan_of(&request);
     assert_int_equal(plan->kinds[GW_KIND_REDUCE_SCATTER].in_node_bytes, 32 + 64 + 16 + 32);
     plan_free(plan);
+    request.options.all_reduce = 1; /* over the gradients, or what was added up */
+    plan = plan_of(&request);
+    assert_int_equal(plan->kinds[GW_KIND_ALL_REDUCE].in_node_bytes, 2 * (32 + 64 + 16 + 32));
+    plan_free(plan);
 }
 
 /* Rank 3: of group 0 alone, with the second of two slices. Each micro-step is reduced within
@@ -561,6 +586,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(each_stage_sends_what_the_paper_says),
+        cmocka_unit_test(reductions_may_be_all_reduces),
         cmocka_unit_test(memory_is_that_of_each_stage),
         cmocka_unit_test(mapped_gathers_move_nothing_and_hold_nothing),
         cmocka_unit_test(micro_steps_send_and_hold_as_the_mode_says),

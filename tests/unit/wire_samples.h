@@ -219,7 +219,7 @@ static void samples_zero(void)
     sample_add(WIRE_SEAL)->u.seal = (struct wire_seal){
         3,          2,         1, 1, 1, 64, UINT32_MAX, 4096, UINT64_MAX, DBL_MAX, DBL_TRUE_MIN,
         UINT64_MAX, UINT64_MAX, GW_ORDER_FABRIC, GW_NORM_MAX, -DBL_MAX, GW_DTYPE_BF16, 1,
-        GW_RANKS_MAX, UINT64_MAX, UINT64_MAX - 1, GW_RANKS_MAX};
+        GW_RANKS_MAX, UINT64_MAX, UINT64_MAX - 1, GW_RANKS_MAX, 1};
     msg = sample_add(WIRE_SEALED);
     memset(msg->u.sealed.layout_hash, 0xff, 32);
     msg->u.sealed.layout_bytes = UINT64_MAX;

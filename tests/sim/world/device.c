@@ -105,7 +105,7 @@ static void count(struct sim *sim, const struct core_op *op)
 static void note_order(struct sim *sim, const struct core_op *op)
 {
     const struct layout *layout = core_layout(sim->core);
-    bool within = op->kind == CORE_OP_REDUCE_SCATTER;
+    bool within = op->kind == CORE_OP_REDUCE_SCATTER || op->shards;
     uint64_t *order = &sim->launches[SIM_ORDER_VERDICT];
     uint32_t group, from = op->members[0];
 

@@ -44,6 +44,19 @@ static void put(const struct core_op *op, void *to, uint64_t i, float value)
     sim_store(to, op->out_dtype, i, value);
 }
 
+/* An all-reduce to shards: the slice goes over the inputs. */
+static void put_back(const struct core_op *op, void *const *from, const void *slice, uint32_t r)
+{
+    for (uint64_t i = 0; i < op->numel; i++) {
+        float value = sim_load(slice, op->out_dtype, i);
+
+        for (uint32_t q = 0; q < op->world; q++) {
+            if (from[q])
+                sim_store(from[q], op->in_dtype, r * op->numel + i, value);
+        }
+    }
+}
+
 static void reduce_scatter(struct sim *sim, const struct core_op *op)
 {
     void *from[SIM_RANKS_MAX], *to;
@@ -56,6 +69,8 @@ static void reduce_scatter(struct sim *sim, const struct core_op *op)
             put(op, to, i, sum_at(op, from, r * op->numel + i));
         if (to && op->partials)
             leave_partials(sim, op, op->slice_first + r, to, op->numel);
+        if (to && op->shards)
+            put_back(op, from, to, r);
     }
 }
 
@@ -239,7 +254,10 @@ void kernel_run(struct sim *sim, const struct core_op *op)
         reduce_scatter(sim, op);
         break;
     case CORE_OP_ALL_REDUCE:
-        all_reduce(sim, op);
+        if (op->shards)
+            reduce_scatter(sim, op);
+        else
+            all_reduce(sim, op);
         break;
     case CORE_OP_ALL_GATHER:
         all_gather(sim, op);

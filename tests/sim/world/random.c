@@ -147,6 +147,7 @@ void sim_plan_vary(struct sim_plan *plan, struct sim_model *model, uint64_t seed
     seal->reuse_bytes = stage3 && pick(seed, 892, 2) ? 32 * pick(seed, 893, 6) : 0;
     if (stage3 && seal->gather != GW_GATHER_MAPPED && !seal->shard_ranks && pick(seed, 894, 2))
         seal->secondary_ranks = draw_runs(seed, 895, plan->world);
+    seal->all_reduce = pick(seed, 896, 4) == 0;
 }
 
 void sim_plan_describe(const struct sim_plan *plan, char *text, size_t bytes)
@@ -158,7 +159,7 @@ void sim_plan_describe(const struct sim_plan *plan, char *text, size_t bytes)
              "%u overlap_off %u gather %u running %d unused %u final %u token %u no_update %u "
              "ahead %u skip %u order %u twice %u fetch %d shuffle %d hold %u measure %d inf %u "
              "streams %d deaf %d narrow %d sums %d runs %u norm %u pre %g by %u accum %u persist "
-             "%lu reuse %lu second %u; params",
+             "%lu reuse %lu second %u all_reduce %u; params",
              (unsigned long)plan->seed, seal->stage, plan->world, plan->steps,
              (unsigned long)seal->bucket_bytes, seal->shard_align_bytes, seal->accumulate,
              seal->micro_steps, seal->ring_slots, seal->overlap_off, seal->gather, plan->running,
@@ -167,7 +168,7 @@ void sim_plan_describe(const struct sim_plan *plan, char *text, size_t bytes)
              plan->hold_units, plan->measure, plan->infinite_step, plan->streams, plan->deaf,
              plan->narrow, plan->sums, seal->shard_ranks, seal->norm, seal->pre_scale,
              seal->reduce_dtype, seal->accum_as_grads, (unsigned long)seal->persist_bytes,
-             (unsigned long)seal->reuse_bytes, seal->secondary_ranks);
+             (unsigned long)seal->reuse_bytes, seal->secondary_ranks, seal->all_reduce);
     for (uint32_t p = 0; p < plan->param_count; p++)
         snprintf(text + strlen(text), bytes - strlen(text), " %lu/%s.%u%u g%u",
                  (unsigned long)plan->params[p].numel, plan->params[p].unit, plan->params[p].dtype,

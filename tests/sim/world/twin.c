@@ -84,7 +84,8 @@ static bool same_op(const struct core_op *one, const struct core_op *other)
 {
     return one->id == other->id && one->kind == other->kind && one->stream == other->stream &&
            one->traffic == other->traffic && one->accumulate == other->accumulate &&
-           one->measure == other->measure && one->partials == other->partials &&
+           one->measure == other->measure && one->shards == other->shards &&
+           one->partials == other->partials &&
            one->rank == other->rank && one->world == other->world && one->scale == other->scale &&
            one->bucket == other->bucket && one->bucket_count == other->bucket_count &&
            one->version == other->version && one->numel == other->numel &&
