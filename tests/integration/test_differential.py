@@ -1,26 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-# ctest: timeout=900 device=cuda
+# ctest: timeout=900 device=cuda nodes=too
 """Random jobs beside an independent reference (reference.py): models, worlds of 1 to 8, buckets,
 dtypes, groups, hybrid sharding, accumulation, unused gradients, overlap, stages.
 
 Every job prints its seed; GW_DIFFERENTIAL_SEED=N runs that one alone, GW_DIFFERENTIAL_JOBS=N more.
+Across nodes they are those of three ranks and more, and gather into private memory.
 Gradients, parameters and flags must have the reference's bits; norms, whose sum the contract orders
 by buckets, its value.
 """
 import collections
 import ctypes
+import itertools
 import os
 
 import pytest
 
 import gw
+from conftest import NODES
 
 np = pytest.importorskip("numpy")
 import reference  # noqa: E402  pylint: disable=wrong-import-position
 
-JOBS = int(os.environ.get("GW_DIFFERENTIAL_JOBS", "6" if gw.on_cuda() else "24"))
-SEEDS = ([int(os.environ["GW_DIFFERENTIAL_SEED"])] if "GW_DIFFERENTIAL_SEED" in os.environ
-         else list(range(1, JOBS + 1)))
+JOBS = int(os.environ.get("GW_DIFFERENTIAL_JOBS", "6" if gw.on_cuda() or NODES else "24"))
 STEPS = 3
 LEARNING_RATE = np.float32(0.125)
 
@@ -42,7 +43,8 @@ class World:
         self.params = self._params(rng)
         self.options = {
             "stage": stage, "accumulate": 1 if self.local else 2, "micro_steps": self.micro_steps,
-            "gather": int(stage == 3 and not gw.on_cuda() and rng.integers(0, 3) == 0),
+            "gather": int(stage == 3 and not gw.on_cuda() and rng.integers(0, 3) == 0 and
+                          not NODES),
             "overlap_off": int(rng.integers(0, 4) == 0),
             "ring_slots": int(rng.integers(1, 5)),
             "shard_align_bytes": int(rng.choice([4, 16, 64])),
@@ -135,6 +137,13 @@ class World:
 
     def held(self, rank):
         return [i for i, p in enumerate(self.params) if rank in self.members(p.group)]
+
+
+def seeds():
+    if "GW_DIFFERENTIAL_SEED" in os.environ:
+        return [int(os.environ["GW_DIFFERENTIAL_SEED"])]
+    every = (seed for seed in itertools.count(1) if not NODES or World(seed).size >= 3)
+    return list(itertools.islice(every, JOBS))
 
 
 # ---- a rank --------------------------------------------------------------------------------------
@@ -319,12 +328,12 @@ def check_fetched(world, params, step, got):
                     f"step {step} rank {rank} {world.params[i]}: fetched {values}"
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_random_job(daemon, tmp_path, seed):
+@pytest.mark.parametrize("seed", seeds())
+def test_random_job(service, tmp_path, seed):
     world = World(seed)
     print(f"GW_DIFFERENTIAL_SEED={seed}: {world.size} ranks, {world.options}, {world.groups}, "
           f"{world.params}")
-    where = {"id": str(tmp_path / "id"), "socket": str(daemon.socket)}
+    where = {"id": str(tmp_path / "id"), "socket": service}
     got = gw.run(world.size, rank_of, seed, where, timeout=120)
     params = [reference.Parameter(world, i) for i in range(len(world.params))]
     for step in range(STEPS):
