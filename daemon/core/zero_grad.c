@@ -148,14 +148,14 @@ static void close_shard(struct zero *z, uint32_t rank, uint32_t bucket)
 }
 
 /* What a piece lacks that must read as zero: of RUNNING sums only what this step never wrote. */
-static void close_local(struct zero *z, uint32_t rank, uint32_t bucket, bool last)
+static void close_local(struct zero *z, uint32_t rank, uint32_t bucket, bool done)
 {
     struct zero_entry *entry = zero_entry(z, rank, bucket);
     struct core_ref grads = place_of_grads(z, bucket, rank);
     bool sums = place_sums(z->ranks[rank].place, bucket);
 
     if (sums && entry->style == STYLE_RUNNING) {
-        if (last && entry->ever)
+        if (done && entry->ever) /* pieces that are frozen are final, and never written */
             launch_zero_fill(z, rank, bucket, PIECE_EVER, grads, false);
     } else if (entry->filled) {
         launch_zero_fill(z, rank, bucket, PIECE_READY, grads, false);
@@ -168,9 +168,10 @@ static void close_local(struct zero *z, uint32_t rank, uint32_t bucket, bool las
 static void close_contribution(struct zero *z, uint32_t rank, uint32_t bucket, bool last)
 {
     struct zero_entry *entry = zero_entry(z, rank, bucket);
+    bool done = last || entry->finals == z->bucket_table[bucket].pieces;
 
     if (z->local)
-        close_local(z, rank, bucket, last);
+        close_local(z, rank, bucket, done);
     else
         close_shard(z, rank, bucket);
     entry->closed++;
@@ -178,7 +179,7 @@ static void close_contribution(struct zero *z, uint32_t rank, uint32_t bucket, b
     entry->filled = entry->overflow = false;
     entry->slot = GW_NO_SLOT;
     z->ranks[rank].open_buckets--;
-    if (last || entry->finals == z->bucket_table[bucket].pieces)
+    if (done)
         finish(z, rank, bucket);
 }
 
