@@ -55,9 +55,9 @@ void trace_event(const struct sim *sim, const struct core_event *event)
 static void trace_op(const struct core_op *op)
 {
     static const char *const kinds[] = {"reduce_scatter", "all_reduce", "all_gather",
-                                        "gather",         "broadcast",  "barrier",
-                                        "local_add",      "zero",       "cast",
-                                        "verdict"};
+                                        "gather",         "fill",       "broadcast",
+                                        "barrier",        "local_add",  "zero",
+                                        "cast",           "verdict"};
 
     fprintf(stderr, "op %lu %s stream %u rank %u bucket %u+%u accumulate %u of",
             (unsigned long)op->id, kinds[op->kind], op->stream, op->rank, op->bucket,
