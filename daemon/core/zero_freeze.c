@@ -15,20 +15,13 @@ static bool has(const uint8_t *bits, uint32_t param)
     return bits[param / 8] >> (param & 7) & 1;
 }
 
-static void answer(struct zero *z, uint32_t rank, int code, const char *text)
-{
-    struct zero_ask *ask = &z->ranks[rank].freeze;
-
-    if (!ask->waiting)
-        return;
-    ask->waiting = false;
-    zero_reply(z, rank, ask->request, code, "%s", text);
-}
-
+/* All of them have asked. */
 static void answer_all(struct zero *z, int code, const char *text)
 {
-    for (uint32_t r = 0; r < z->world; r++)
-        answer(z, r, code, text);
+    for (uint32_t r = 0; r < z->world; r++) {
+        z->ranks[r].freeze.waiting = false;
+        zero_reply(z, r, z->ranks[r].freeze.request, code, "%s", text);
+    }
 }
 
 /* The lowest rank that waits; the world's size: nobody does. */
