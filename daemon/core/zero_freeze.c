@@ -3,7 +3,9 @@
  * Frozen parameters: which take no part in gradients and reductions from the next step on. Every
  * rank asks for the same set between two steps; when all have, it begins to count for all at once.
  * What is frozen is, in the ledger, final from a step's start: a bucket waits for its other pieces
- * only, and one that is frozen as a whole is done before the step begins and never reduced.
+ * only, and one that is frozen as a whole is done before the step begins and never reduced: its
+ * reduced gradient is set to zero, where gradients lie perhaps, and nobody's word tells when. So
+ * the last step's verdict, which comes behind that, must be in.
  * Pure; one thread.
  */
 #include "daemon/core/zero_internal.h"
@@ -131,6 +133,8 @@ void freeze_pump(struct zero *z)
             return;
         }
     }
+    if (ops_flight(z, z->verdict_op))
+        return;
     apply(z);
     answer_all(z, 0, "");
 }

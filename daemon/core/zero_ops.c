@@ -228,6 +228,7 @@ void zero_op_done(struct zero *z, uint64_t now_ns, uint64_t op, uint64_t started
         measure_op_done(z, &flight, done_ns > started_ns ? done_ns - started_ns : 0);
     slot_pump(z);
     measure_pump(z);
+    freeze_pump(z);
     io_pump(z);
 }
 

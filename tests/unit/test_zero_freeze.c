@@ -111,6 +111,25 @@ static void what_was_frozen_comes_last_when_it_thaws(void **state)
     fx_free(fx);
 }
 
+/* A frozen bucket's zeros are written where its gradients will be, once it thaws. */
+static void the_last_step_is_over_before_it_counts(void **state)
+{
+    struct fx *fx = open_stage(1, GW_ACCUMULATE_LOCAL, 1);
+
+    (void)state;
+    freeze_both(fx, 4);
+    ready_both(fx, 0, NONE);
+    ready_both(fx, 1, NONE);
+    fx_all(fx, WIRE_STEP_END);
+    (void)fx_lines(fx);
+    assert_int_equal(freeze(fx, 0, 0), 0);
+    assert_int_equal(freeze(fx, 1, 0), 0);
+    fx_expect(fx, "");
+    fx_all_done(fx);
+    fx_expect(fx, "DONE@0 0\nDONE@1 0\n");
+    fx_free(fx);
+}
+
 static void other_sets_and_wrong_times_are_refused(void **state)
 {
     struct fx *fx = open_stage(2, GW_ACCUMULATE_SHARD, 1);
@@ -209,6 +228,7 @@ int main(void)
         cmocka_unit_test(a_bucket_waits_for_what_is_not_frozen),
         cmocka_unit_test(words_count_no_frozen_contribution),
         cmocka_unit_test(what_was_frozen_comes_last_when_it_thaws),
+        cmocka_unit_test(the_last_step_is_over_before_it_counts),
         cmocka_unit_test(other_sets_and_wrong_times_are_refused),
         cmocka_unit_test(a_gradient_of_a_frozen_parameter_is_refused),
         cmocka_unit_test(unused_as_an_error_leaves_frozen_ones_out),
