@@ -53,7 +53,8 @@ static void check_stage(uint32_t stage)
     }
 }
 
-/* The same with dtypes, groups, hybrid sharding, persistent parameters and units that stay. */
+/* The same with dtypes, groups, hybrid sharding, persistent parameters, units that stay, and what
+ * freezes and thaws. */
 static void check_varied(uint32_t stage)
 {
     const char *only = getenv("GW_SIM_SEED");
@@ -67,6 +68,7 @@ static void check_varied(uint32_t stage)
         sim_model_random(&model, seed + 5000);
         sim_plan_random(&plan, &model, stage, seed * 4 + stage + 50000);
         sim_plan_vary(&plan, &model, seed * 4 + stage);
+        sim_plan_freeze(&plan, seed * 4 + stage);
         run(&plan, &result);
         sim_plan_stream(&plan, seed);
         run(&plan, &result);

@@ -11,9 +11,9 @@
 
 static const char *const action_names[] = {
     "join",      "wait ready", "group",   "register",     "seal",        "param io",
-    "barrier",   "barrier wait", "measure", "reply",      "fetch",       "use",
-    "release",   "grad",       "micro end", "step end",   "verdict",     "update begin",
-    "update wait", "write",    "commit",  "buffer",       "sum"};
+    "barrier",   "barrier wait", "measure", "freeze",     "reply",       "fetch",
+    "use",       "release",    "grad",    "micro end",    "step end",    "verdict",
+    "update begin", "update wait", "write", "commit",    "buffer",      "sum"};
 
 void client_describe(const struct sim_client *client, char *text, size_t bytes)
 {
@@ -204,6 +204,17 @@ static void post_param_io(struct sim *sim, struct sim_client *client, uint32_t p
     msg->u.param_io.count = numel;
 }
 
+static void post_freeze(const struct sim *sim, struct sim_client *client, uint32_t step)
+{
+    struct wire_msg *msg = &client_post(client, WIRE_FREEZE, client->awaited)->msg;
+
+    memset(client->frozen, 0, sizeof(client->frozen));
+    for (uint32_t p = 0; p < sim->plan->param_count; p++)
+        client->frozen[p / 8] |= (uint8_t)(plan_frozen(sim->plan, step, p) << p % 8);
+    msg->u.freeze.params = client->frozen;
+    msg->u.freeze.bytes = (sim->plan->param_count + 7) / 8;
+}
+
 static void ask(struct sim *sim, struct sim_client *client, const struct sim_action *action)
 {
     client->awaited = ++client->request;
@@ -225,6 +236,9 @@ static void ask(struct sim *sim, struct sim_client *client, const struct sim_act
         break;
     case ACT_PARAM_IO:
         post_param_io(sim, client, action->a);
+        break;
+    case ACT_FREEZE:
+        post_freeze(sim, client, action->a);
         break;
     default:
         client_post(client, WIRE_MEASURE, client->awaited);
@@ -379,10 +393,13 @@ static void next_step(struct sim *sim, struct sim_client *client)
 static void act(struct sim *sim, struct sim_client *client, const struct sim_action *action)
 {
     client->at++;
-    if (action->kind <= ACT_SEAL || action->kind == ACT_PARAM_IO || action->kind == ACT_MEASURE) {
+    if (action->kind <= ACT_SEAL || action->kind == ACT_PARAM_IO || action->kind == ACT_MEASURE ||
+        action->kind == ACT_FREEZE) {
         ask(sim, client, action);
     } else if (action->kind == ACT_REPLY) {
         got_reply(sim, client);
+        if (action->a == ACT_FREEZE)
+            gradient_open_micro(sim, client, true);
     } else if (action->kind == ACT_BARRIER) {
         struct wire_op *op = &client_post(client, WIRE_OP, 0)->msg.u.op;
 

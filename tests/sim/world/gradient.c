@@ -313,13 +313,28 @@ void gradient_stream_act(struct sim *sim, struct sim_client *client,
     count_piece(sim, client, action, piece->bucket);
 }
 
+/* Pieces of it without a gradient in the step. */
+static uint32_t frozen_in(const struct sim *sim, uint32_t step, uint32_t bucket)
+{
+    const struct layout *layout = core_layout(sim->core);
+    uint32_t count = 0;
+
+    for (uint32_t p = 0; p < sim->plan->param_count; p++) {
+        const struct gw_layout_param *param = &layout_params(layout)[p];
+
+        for (uint32_t i = 0; i < param->pieces && plan_frozen(sim->plan, step, p); i++)
+            count += layout_pieces(layout)[param->first_piece + i].bucket == bucket;
+    }
+    return count;
+}
+
 void gradient_open_micro(struct sim *sim, struct sim_client *client, bool step_begins)
 {
     for (uint32_t b = 0; b < layout_page(core_layout(sim->core))->buckets; b++) {
         struct sim_bucket *mine = &client->buckets[b];
 
         if (step_begins)
-            mine->final = 0;
+            mine->final = frozen_in(sim, client->grad_step, b);
         mine->declared = 0;
         mine->slot = GW_NO_SLOT;
         mine->outstanding = layout_buckets(core_layout(sim->core))[b].pieces - mine->final;

@@ -70,6 +70,7 @@ enum sim_action_kind {
     ACT_BARRIER,
     ACT_BARRIER_WAIT,
     ACT_MEASURE,
+    ACT_FREEZE,  /* a: step */
     ACT_REPLY,   /* waits for the reply of the request before */
     ACT_FETCH,   /* a: unit */
     ACT_USE,     /* a: unit; reads it */
@@ -190,6 +191,7 @@ struct sim_client {
     struct sim_write writes[SIM_TIMELINES];
     uint32_t write_count;
     uint64_t ops; /* collective ops submitted */
+    uint8_t frozen[SIM_PARAMS_MAX / 8]; /* what it asked for last: a bit per parameter */
 };
 
 /* Orders of launches: reductions of a group, between runs and within; gathers of a group for a

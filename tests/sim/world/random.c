@@ -150,23 +150,29 @@ void sim_plan_vary(struct sim_plan *plan, struct sim_model *model, uint64_t seed
     seal->all_reduce = pick(seed, 896, 4) == 0;
 }
 
+/* Between steps: not beside gradients that come early. */
+void sim_plan_freeze(struct sim_plan *plan, uint64_t seed)
+{
+    plan->freeze = plan->early_grads ? 0 : chance(seed, 900, 500);
+}
+
 void sim_plan_describe(const struct sim_plan *plan, char *text, size_t bytes)
 {
     const struct wire_seal *seal = &plan->seal;
 
     snprintf(text, bytes,
              "seed %lu stage %u world %u steps %u bucket %lu align %u accumulate %u micro %u ring "
-             "%u overlap_off %u gather %u running %d unused %u final %u token %u no_update %u "
-             "ahead %u skip %u order %u twice %u fetch %d shuffle %d hold %u measure %d inf %u "
-             "streams %d deaf %d narrow %d sums %d runs %u norm %u pre %g by %u accum %u persist "
-             "%lu reuse %lu second %u all_reduce %u; params",
+             "%u overlap_off %u gather %u running %d unused %u freeze %u final %u token %u "
+             "no_update %u ahead %u skip %u order %u twice %u fetch %d shuffle %d hold %u measure "
+             "%d inf %u streams %d deaf %d narrow %d sums %d runs %u norm %u pre %g by %u accum %u "
+             "persist %lu reuse %lu second %u all_reduce %u; params",
              (unsigned long)plan->seed, seal->stage, plan->world, plan->steps,
              (unsigned long)seal->bucket_bytes, seal->shard_align_bytes, seal->accumulate,
              seal->micro_steps, seal->ring_slots, seal->overlap_off, seal->gather, plan->running,
-             plan->unused, plan->early_final, plan->token, plan->no_update, plan->run_ahead,
-             plan->skip_unit, plan->other_order, plan->twice, plan->fetch, plan->shuffle,
-             plan->hold_units, plan->measure, plan->infinite_step, plan->streams, plan->deaf,
-             plan->narrow, plan->sums, seal->shard_ranks, seal->norm, seal->pre_scale,
+             plan->unused, plan->freeze, plan->early_final, plan->token, plan->no_update,
+             plan->run_ahead, plan->skip_unit, plan->other_order, plan->twice, plan->fetch,
+             plan->shuffle, plan->hold_units, plan->measure, plan->infinite_step, plan->streams,
+             plan->deaf, plan->narrow, plan->sums, seal->shard_ranks, seal->norm, seal->pre_scale,
              seal->reduce_dtype, seal->accum_as_grads, (unsigned long)seal->persist_bytes,
              (unsigned long)seal->reuse_bytes, seal->secondary_ranks, seal->all_reduce);
     for (uint32_t p = 0; p < plan->param_count; p++)

@@ -148,6 +148,20 @@ uint32_t plan_micro_steps(const struct sim_plan *plan, uint32_t rank)
     return micro_steps;
 }
 
+bool plan_freezes(const struct sim_plan *plan, uint32_t step)
+{
+    return sim_chance(sim_hash(plan->seed, step, 6, 6, 6), plan->freeze);
+}
+
+bool plan_frozen(const struct sim_plan *plan, uint32_t step, uint32_t param)
+{
+    for (uint32_t s = step + 1; plan->freeze && s-- > 0;) {
+        if (plan_freezes(plan, s))
+            return sim_chance(sim_hash(plan->seed, s, param, 7, 7), 400);
+    }
+    return false;
+}
+
 static bool draws_final(const struct sim_plan *plan, uint32_t rank, uint32_t step, uint32_t micro,
                         uint32_t param)
 {
@@ -160,7 +174,7 @@ bool plan_uses(const struct sim_plan *plan, uint32_t rank, uint32_t step, uint32
 {
     bool uses = false;
 
-    if (!plan_holds(plan, rank, param))
+    if (!plan_holds(plan, rank, param) || plan_frozen(plan, step, param))
         return false;
     for (uint32_t m = 0; m <= micro; m++) {
         uses = !sim_chance(sim_hash(plan->seed, 1 + rank, step * 64 + m, param, 33), plan->unused);

@@ -25,6 +25,9 @@ struct reference *reference_new(const struct sim_plan *plan);
 struct reference *reference_free(struct reference *reference);
 
 /* What the plan draws, the same for clients and reference. */
+/* The ranks freeze a set of parameters before the step; it is among those frozen in the step. */
+bool plan_freezes(const struct sim_plan *plan, uint32_t step);
+bool plan_frozen(const struct sim_plan *plan, uint32_t step, uint32_t param);
 bool plan_uses(const struct sim_plan *plan, uint32_t rank, uint32_t step, uint32_t micro,
                uint32_t param);
 /* FINAL is said with the contribution of this micro-step. */

@@ -196,6 +196,8 @@ void script_step(struct sim *sim, struct sim_client *client, uint32_t step)
 
     client->action_count = client->at = 0;
     client->step = step;
+    if (plan_freezes(sim->plan, step))
+        ask(client, ACT_FREEZE, step);
     if (sim->plan->sums)
         add(client, ACT_SUM, 0, 0);
     for (uint32_t m = 0; m < micro_steps; m++) {

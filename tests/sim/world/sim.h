@@ -65,6 +65,7 @@ struct sim_plan {
     uint32_t run_ahead;   /* then: without waiting for the verdict either */
     uint32_t skip_unit;   /* a rank does not fetch a unit that it does not need in a step */
     uint32_t other_order; /* a rank fetches units in another order in a step */
+    uint32_t freeze;      /* other parameters are frozen from a step on */
     uint32_t twice;       /* a unit is fetched by two threads at once */
     uint32_t hold_units;  /* how many units are held before the first is released; 0: one */
     bool running;         /* contributions are RUNNING (accumulate local) */
@@ -155,6 +156,8 @@ void sim_plan_random(struct sim_plan *plan, const struct sim_model *model, uint3
                      uint64_t seed);
 /* The same plan with dtypes, groups, hybrid sharding, persistence and reuse drawn, too. */
 void sim_plan_vary(struct sim_plan *plan, struct sim_model *model, uint64_t seed);
+/* The same plan in which parameters freeze and thaw. */
+void sim_plan_freeze(struct sim_plan *plan, uint64_t seed);
 void sim_plan_describe(const struct sim_plan *plan, char *text, size_t bytes);
 
 #endif
