@@ -11,6 +11,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import xml.etree.ElementTree
 
 import jsonschema
@@ -465,6 +466,26 @@ def test_wrong_use_of_the_record(tmp_path, args, code, told):
     done = subprocess.run([RECORD, *args], capture_output=True, text=True, timeout=60,
                           cwd=tmp_path)
     assert (done.returncode, done.stdout) == (code, "") and told in done.stderr
+
+
+# ---- an op on GPUs -----------------------------------------------------------------------------
+
+def test_what_an_op_on_gpus_costs_the_engine_is_told(tmp_path):
+    if not (BUILD / "tests/fakegpu/fakegpu").exists():
+        pytest.skip("this build has no doubles of GPUs")
+    perf = subprocess.run(["perf", "record", "-q", "-e", "cpu-clock", "-o", tmp_path / "data",
+                           "true"], capture_output=True, text=True, timeout=60) \
+        if shutil.which("perf") else None
+    if perf is None or perf.returncode != 0:
+        pytest.skip(f"perf cannot sample here: {perf.stderr if perf else 'it is not installed'}")
+    done = subprocess.run([sys.executable, SOURCE / "tests/bench/cuda_op.py", "--build", BUILD,
+                           "--ops", "100"], capture_output=True, text=True, timeout=120 * SLOWER)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert (told["ops"], told["ranks"], told["bytes"]) == (100, 2, 4096)
+    parts = [told[f"{who}_us_per_op"] for who in ("ours", "kernel", "doubles", "unknown")]
+    assert told["samples"] > 0 and min(parts[0], parts[2]) > 0
+    assert sum(parts) == pytest.approx(told["engine_us_per_op"], abs=0.03)
 
 
 # ---- what it refuses ---------------------------------------------------------------------------
