@@ -20,7 +20,7 @@ all-reduce           | all-reduce --sizes 4K,1M,64M --dtypes fp32,bf16
 all-gather-mapped    | all-gather --sizes 4K,1M,64M
 all-gather-private   | all-gather --private --sizes 1M,64M --peers --plot
 latency              | latency --peers --rounds 5
-fetch                | fetch --sizes 4K,1M,64M
+fetch                | fetch --sizes 4K,1M
 step                 | step --sizes 1M,16M
 ready                | ready
 storm                | storm --iterations 5
