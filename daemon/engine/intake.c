@@ -105,8 +105,12 @@ static void say_awake(struct engine *engine)
 static void on_prepare(uv_prepare_t *prepare)
 {
     struct engine *engine = prepare->data;
-    bool full = engine->nodes && nodes_full(engine->nodes), some = false, more;
+    bool full = false, some = false, more;
 
+    if (engine->nodes) {
+        nodes_turn(engine->nodes);
+        full = nodes_full(engine->nodes);
+    }
     if (!full) {
         some = session_take_turns(engine);
         some |= session_hear_out(engine);

@@ -514,6 +514,12 @@ int nodes_made(struct nodes *nodes)
     return nodes_tell_address(nodes);
 }
 
+void nodes_turn(struct nodes *nodes)
+{
+    if (nodes->is_root)
+        root_catch_up(nodes);
+}
+
 bool nodes_full(const struct nodes *nodes)
 {
     return star_full(nodes->star);

@@ -21,8 +21,9 @@
  * nothing from its clients nor from other nodes, and these, when much of theirs waits, nothing from
  * their own.
  *
- * Until all ranks have joined the root keeps the log, for nodes that come. A node that is lost is
- * lost with its ranks' shards: the job fails and cannot form again. A node without its root ends.
+ * Until all ranks have joined the root keeps the log, for nodes that come, and tells it as fast as
+ * they hear. A node that is lost is lost with its ranks' shards: the job fails and cannot form
+ * again. A node without its root ends.
  */
 #ifndef GW_ENGINE_NODES_H
 #define GW_ENGINE_NODES_H
@@ -47,6 +48,8 @@ int nodes_follow(struct engine *engine, nodes_arrived_fn *arrived, struct nodes 
 void nodes_configure(struct nodes *nodes, struct job_config *config);
 /* Root: its job is made. */
 int nodes_made(struct nodes *nodes);
+/* Before the loop waits. */
+void nodes_turn(struct nodes *nodes);
 /* More waits for other nodes than should: clients are not read meanwhile. */
 bool nodes_full(const struct nodes *nodes);
 /* Node: it can take JOINs. */

@@ -31,6 +31,7 @@ STAILQ_HEAD(nodes_queue, nodes_event);
 struct nodes_member {
     uint32_t peer; /* of the star; 0: none, or the root itself */
     bool active;   /* takes part; not gone */
+    uint32_t told; /* items of the log that were sent to it */
     char name[GW_LABEL_MAX + 1];
     uint64_t built;    /* how often it has */
     uint64_t heard_at; /* event of the log up to which its ranks are heard */
@@ -101,6 +102,8 @@ int nodes_apply(struct nodes *nodes, uint64_t now_ns, struct nodes_event *event)
 void root_on_message(struct nodes *nodes, uint32_t peer, const uint8_t *bytes, size_t count);
 /* A node can take part: into the log. */
 void root_node(struct nodes *nodes, const struct wire_msg *msg);
+/* Who has come late is told more of the log, if there is room. */
+void root_catch_up(struct nodes *nodes);
 void root_on_lost(struct nodes *nodes, uint32_t peer, const char *text);
 int root_put(struct nodes *nodes, struct nodes_event *event);
 int root_op_done(struct nodes *nodes, uint32_t node, uint64_t op);

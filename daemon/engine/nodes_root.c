@@ -56,6 +56,30 @@ static void drop_log(struct nodes *nodes)
     nodes->log_kept = false;
 }
 
+/* What a node has not been told; as much as may wait for it, for it may be far more, or all. */
+static void tell_log(struct nodes *nodes, struct nodes_member *member, bool all)
+{
+    while (member->told < nodes->item_count && (all || !star_full(nodes->star))) {
+        const struct nodes_log_item *item = &nodes->items[member->told++];
+
+        (void)star_send(nodes->star, member->peer, item->data, item->bytes);
+    }
+}
+
+static void tell_members(struct nodes *nodes, bool all)
+{
+    for (uint32_t node = 1; node <= nodes->assigned; node++)
+        if (nodes->members[node].active)
+            tell_log(nodes, &nodes->members[node], all);
+}
+
+/* No node can come any more; who has come knows all. */
+static void close_log(struct nodes *nodes)
+{
+    tell_members(nodes, true);
+    drop_log(nodes);
+}
+
 /* For nodes that come. Too much of it, and none can come any more. */
 static int keep(struct nodes *nodes, const uint8_t *bytes, size_t count)
 {
@@ -65,7 +89,7 @@ static int keep(struct nodes *nodes, const uint8_t *bytes, size_t count)
         return 0;
     if (nodes->item_bytes + count > NODES_LOG_BYTES) {
         log_line("the log has grown too long for more nodes to come");
-        drop_log(nodes);
+        close_log(nodes);
         return 0;
     }
     if (nodes->item_count == nodes->item_room) {
@@ -88,10 +112,20 @@ static int keep(struct nodes *nodes, const uint8_t *bytes, size_t count)
 /* Who cannot take it is told lost, by and by. */
 static int publish(struct nodes *nodes, const uint8_t *bytes, size_t count)
 {
-    for (uint32_t node = 1; node <= nodes->assigned; node++)
+    int r = keep(nodes, bytes, count);
+
+    if (nodes->log_kept)
+        tell_members(nodes, false);
+    for (uint32_t node = 1; node <= nodes->assigned && !nodes->log_kept; node++)
         if (nodes->members[node].active)
             (void)star_send(nodes->star, nodes->members[node].peer, bytes, count);
-    return keep(nodes, bytes, count);
+    return r;
+}
+
+void root_catch_up(struct nodes *nodes)
+{
+    if (nodes->log_kept)
+        tell_members(nodes, false);
 }
 
 static int publish_msg(struct nodes *nodes, const struct wire_msg *msg)
@@ -145,7 +179,7 @@ static int carry_out(struct nodes *nodes, struct nodes_event *event)
         r = nodes_apply(nodes, at_ns, event);
     follow_generation(nodes);
     if (nodes->log_kept && job_has_formed(job))
-        drop_log(nodes);
+        close_log(nodes);
     unheard = job_unheard(job);
     if (unheard > nodes->unheard_before)
         nodes->unheard_at = nodes->sequence;
@@ -275,6 +309,23 @@ void root_values(struct nodes *nodes, uint32_t from_node, const struct wire_msg 
 
 /* ---- nodes that come ------------------------------------------------------------------------- */
 
+/* The log is not kept any more. */
+static int come_too_late(const struct nodes *nodes, const char *name, char text[GW_TEXT_MAX + 1])
+{
+    if (job_has_formed(nodes->engine->job)) {
+        snprintf(text, GW_TEXT_MAX + 1,
+                 "the job has formed without node %s: its ranks' shards lie on the nodes that it "
+                 "formed with; join there, or start a new job",
+                 name);
+        return GW_E_STATE;
+    }
+    snprintf(text, GW_TEXT_MAX + 1,
+             "ranks have declared more than is kept for node %s (%u MiB): start a new job, whose "
+             "ranks wait until it is ready before they register parameters",
+             name, NODES_LOG_BYTES >> 20);
+    return GW_E_LIMIT;
+}
+
 static bool may_come(struct nodes *nodes, const struct wire_msg *hello, char text[GW_TEXT_MAX + 1],
                      int *ret_code)
 {
@@ -294,10 +345,7 @@ static bool may_come(struct nodes *nodes, const struct wire_msg *hello, char tex
                  "user %u of node %s is not the job's creator, user %u: both must have one number",
                  hello->u.star_hello.uid, hello->u.star_hello.name, getuid());
     } else if (!nodes->log_kept) {
-        snprintf(text, GW_TEXT_MAX + 1,
-                 "the job has formed without node %s: its ranks' shards lie on the nodes that it "
-                 "formed with; join there, or start a new job",
-                 hello->u.star_hello.name);
+        *ret_code = come_too_late(nodes, hello->u.star_hello.name, text);
     } else if (taking_part >= nodes->create.u.job_create.nodes ||
                nodes->assigned + 1 >= GW_NODES_MAX) {
         *ret_code = GW_E_LIMIT;
@@ -343,8 +391,7 @@ void root_node(struct nodes *nodes, const struct wire_msg *msg)
     uint32_t node = msg->u.star_node.node;
     struct nodes_member *member = &nodes->members[node];
 
-    for (uint32_t i = 0; i < nodes->item_count; i++)
-        (void)star_send(nodes->star, member->peer, nodes->items[i].data, nodes->items[i].bytes);
+    member->told = 0;
     member->active = true;
     member->built = nodes->members[0].built;
     engine_fault(nodes->engine, publish_msg(nodes, msg));
@@ -355,12 +402,12 @@ static void on_node(struct nodes *nodes, uint32_t node, struct wire_msg *msg)
 {
     struct nodes_member *member = &nodes->members[node];
     char line[GW_TEXT_MAX + 1], why[GW_TEXT_MAX + 1] = "";
-    int r = GW_E_STATE;
+    int r;
 
     if (member->active)
         return;
     if (!nodes->log_kept) {
-        snprintf(line, sizeof(line), "the job has formed without this node: start a new job");
+        r = come_too_late(nodes, nodes->table.at[node].name, line);
     } else {
         r = job_address_check(nodes->engine->job, msg->u.star_node.address,
                               (uint32_t)msg->u.star_node.address_bytes, why);

@@ -197,3 +197,35 @@ def test_a_mapped_gather_needs_one_node(make_nodes, tmp_path):
     daemons = make_nodes(2)
     where = placed(daemons, tmp_path, {"all": gw.barrier(2)})
     assert gw.run(2, mapped_rank, (0, 1), where) == ["GW_E_INVALID"] * 2
+
+
+LONG = 60000, 250  # parameters, bytes of their names
+
+
+def early_rank(rank, world, where):
+    """All but the last one register parameters; it comes from the other node when they have."""
+    last = rank == world - 1
+    if last:
+        where["all"].wait(120 * SLOWER)
+    job = attach(rank, (0,) * (world - 1) + (1,), where)
+    refused = None
+    if not last:
+        for j in range(LONG[0]):
+            job.param(str(j).rjust(LONG[1], "x"), 1)
+        with pytest.raises(gw.Error) as error:
+            job.seal(60 * S, stage=2, bucket_bytes=4096, shard_ranks=3)
+        refused = error.value.name  # by the engine, when all are registered
+        where["all"].wait(120 * SLOWER)
+    job.wait_ready(60 * S)
+    job.barrier(60 * S)
+    job.close()
+    return refused
+
+
+def test_a_node_that_comes_late_hears_all_however_much(make_nodes, tmp_path):
+    """Far more than may wait for one node (64 MiB) while the root says it."""
+    daemons, world = make_nodes(2), 10
+    assert (world - 1) * LONG[0] * LONG[1] > 128 << 20
+    where = placed(daemons, tmp_path, {"all": gw.barrier(world)})
+    assert gw.run(world, early_rank, world, where, timeout=240 * SLOWER) == \
+        ["GW_E_INVALID"] * (world - 1) + [None], [daemon.log() for daemon in daemons]
