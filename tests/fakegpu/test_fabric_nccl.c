@@ -82,11 +82,9 @@ static void exact_all_reduce(struct rig *rig)
 /* Of which ranks keep their slices; the whole goes over the inputs. */
 static void exact_all_reduce_to_shards(struct rig *rig)
 {
-    for (uint32_t s = 0; s < SIZES(rig); s++) {
+    for (uint32_t s = 1; s < SIZES(rig); s += 2) {
         struct trial trial = trial_of(rig, CORE_OP_ALL_REDUCE, sizes[s]);
         trial.op.shards = 1;
-        fill(rig);
-        compare(rig, &trial);
         fill(rig);
         trial.op.accumulate = 1;
         compare(rig, &trial);
@@ -217,6 +215,8 @@ static void fabric_sums_of(struct rig *rig)
                 trial.op.accumulate = (uint8_t)accumulate;
                 trial.in[0].none = missing;
                 differ += near(rig, &trial, sizes[s] * rig->world);
+                if (s % 2)
+                    continue;
                 fill(rig);
                 trial.op.shards = 1;
                 differ += near(rig, &trial, sizes[s]);
