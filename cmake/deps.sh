@@ -34,6 +34,7 @@ libsodium-dev library libsodium
 libsystemd-dev library libsystemd
 libjansson-dev library jansson
 libinih-dev library inih
+libhwloc-dev library hwloc
 libucx-dev library ucx
 python3 command python3
 python3-venv pip venv
