@@ -41,7 +41,9 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/types.h>
 
+#include "daemon/base/placement.h"
 #include "daemon/base/priority.h"
 #include "daemon/base/ranks.h"
 #include "proto/shm.h"
@@ -59,6 +61,7 @@ struct device_config {
     void (*wake)(void *user);
     void *user;
     enum priority priority; /* of threads that run works on the host, and of those they start */
+    const struct topology *topology; /* outlives the device; NULL: nothing is placed by it */
 };
 
 /* Pages are made by daemon/device/pages.h, on the host whatever the device. */
@@ -76,6 +79,7 @@ struct device_memory {
     size_t mapped_bytes; /* whole pages: what quotas count */
     int fd;              /* close-on-exec; what a client maps; stays the memory's. -1: imported */
     bool on_device;      /* base is a device address: fd and mapped_bytes are what it exports */
+    int place_error;     /* errno: it could not be asked for on its NUMA node */
 };
 
 /* Which GPU a rank uses, as its client says. */
@@ -153,6 +157,12 @@ struct device_ops {
      * job is on it, which NCCL refuses), GW_E_MISMATCH (the rank was on another). */
     int (*place)(struct device *device, uint32_t rank, const struct device_place *place,
                  char text[GW_TEXT_MAX + 1]);
+    /* A rank is joining from this process: threads that run works, all of the engine's, will be
+     * where ranks may be. Every time, after place. NULL: works do not run on the host. */
+    void (*beside)(struct device *device, uint32_t rank, pid_t pid);
+    /* Where they and memory are, since the last beside; place_error of memory (0: none). NULL, or
+     * returns NULL: wherever the kernel puts them. */
+    const struct placement *(*placement)(const struct device *device, int *ret_place_error);
     /* How its streams and other processes wait for each other, in a word for people: "words",
      * "events"; "": no rank was placed. NULL: they do not, hosts wait. */
     const char *(*ordering)(const struct device *device);

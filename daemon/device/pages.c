@@ -11,7 +11,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <linux/mempolicy.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "daemon/device/pages.h"
@@ -107,7 +109,18 @@ static int allocate(const struct device_memory *memory)
     return 0;
 }
 
-static int map(struct device_memory *memory)
+/* The policy is the file's own: it holds whoever touches it first. */
+static void place(struct device_memory *memory, uint64_t nodes)
+{
+    unsigned long mask = (unsigned long)nodes;
+    int mode = (nodes & (nodes - 1)) == 0 ? MPOL_PREFERRED : MPOL_INTERLEAVE;
+
+    if (nodes != PAGES_ANYWHERE && syscall(SYS_mbind, memory->base, memory->mapped_bytes, mode,
+                                           &mask, sizeof(mask) * 8 + 1, 0) < 0)
+        memory->place_error = errno;
+}
+
+static int map(struct device_memory *memory, uint64_t nodes)
 {
     if (ftruncate(memory->fd, (off_t)memory->mapped_bytes) < 0)
         return GW_E_NOMEM;
@@ -121,10 +134,11 @@ static int map(struct device_memory *memory)
     (void)madvise(memory->base, memory->mapped_bytes, MADV_DONTFORK);
     if (memory->mapped_bytes >= HUGE_BYTES)
         (void)madvise(memory->base, memory->mapped_bytes, MADV_HUGEPAGE);
+    place(memory, nodes);
     return 0;
 }
 
-int pages_new(enum pages_kind kind, const char *name, size_t bytes,
+int pages_new(enum pages_kind kind, const char *name, size_t bytes, uint64_t nodes,
               struct device_memory **ret_memory)
 {
     struct device_memory *memory;
@@ -143,7 +157,7 @@ int pages_new(enum pages_kind kind, const char *name, size_t bytes,
     if (memory->fd < 0)
         r = errno == EMFILE || errno == ENFILE ? GW_E_LIMIT : GW_E_NOMEM;
     else
-        r = map(memory);
+        r = map(memory, nodes);
     if (r == 0)
         r = allocate(memory);
     /* Our mapping exists: from here on nobody can make another one that writes. */

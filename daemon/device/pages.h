@@ -13,8 +13,12 @@ enum pages_kind {
     PAGES_OUT,    /* clients can only ever read it */
 };
 
-/* GW_E_NOMEM, GW_E_LIMIT (descriptors). */
-int pages_new(enum pages_kind kind, const char *name, size_t bytes,
+#define PAGES_ANYWHERE 0u
+
+/* nodes: a set of NUMA nodes; one: memory comes from there while it has some; several: from all of
+ * them in turn. That is a wish: memory->place_error says if it may not be told. GW_E_NOMEM,
+ * GW_E_LIMIT (descriptors). */
+int pages_new(enum pages_kind kind, const char *name, size_t bytes, uint64_t nodes,
               struct device_memory **ret_memory);
 struct device_memory *pages_free(struct device_memory *memory);
 

@@ -10,7 +10,7 @@
 #include "daemon/device/device.h"
 #include "daemon/fabric/fabric.h"
 
-#define GW_PLUGIN_VERSION 4u /* of this table and of the tables it points to */
+#define GW_PLUGIN_VERSION 5u /* of this table and of the tables it points to */
 #define GW_PLUGIN_SYMBOL "gradwire_plugin"
 
 enum plugin_verdict { PLUGIN_GOOD, PLUGIN_NOTE, PLUGIN_WARN, PLUGIN_BAD };

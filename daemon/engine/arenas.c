@@ -444,7 +444,8 @@ int arenas_page_new(struct arenas *arenas, enum arenas_page how, const char *nam
 
     if (!fits(arenas, bytes))
         return GW_E_LIMIT;
-    r = pages_new(how == ARENAS_PAGE_WAITS ? PAGES_SHARED : PAGES_OUT, name, (size_t)bytes, &page);
+    r = pages_new(how == ARENAS_PAGE_WAITS ? PAGES_SHARED : PAGES_OUT, name, (size_t)bytes,
+                  PAGES_ANYWHERE, &page);
     if (r < 0)
         return r;
     r = how == ARENAS_PAGE_OUT ? 0 : arenas_page_lend(arenas, page);

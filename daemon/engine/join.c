@@ -19,7 +19,8 @@ static int make_waits(struct session *session)
     struct device_memory *page;
     int r;
 
-    r = pages_new(PAGES_SHARED, "gradwire-waits", GW_WAIT_BYTES(GW_OPS_IN_FLIGHT), &page);
+    r = pages_new(PAGES_SHARED, "gradwire-waits", GW_WAIT_BYTES(GW_OPS_IN_FLIGHT), PAGES_ANYWHERE,
+                  &page);
     if (r < 0)
         return r;
     waits_start(page);

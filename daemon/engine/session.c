@@ -194,7 +194,7 @@ static int make_page(enum pages_kind kind, const char *name, uint32_t shm_kind, 
     struct device_memory *page;
     int r;
 
-    r = pages_new(kind, name, bytes, &page);
+    r = pages_new(kind, name, bytes, PAGES_ANYWHERE, &page);
     if (r < 0)
         return r;
     *(struct gw_shm_header *)page->base =

@@ -168,8 +168,9 @@ static void client_new(uint32_t rank)
     struct gw_client_page *page;
     struct gw_engine_page *slots;
 
-    EXPECT(!pages_new(PAGES_SHARED, "client", GW_PAGE_BYTES, &client->page));
-    EXPECT(!pages_new(PAGES_SHARED, "engine", GW_ENGINE_PAGE_BYTES, &client->slots));
+    EXPECT(!pages_new(PAGES_SHARED, "client", GW_PAGE_BYTES, PAGES_ANYWHERE, &client->page));
+    EXPECT(
+        !pages_new(PAGES_SHARED, "engine", GW_ENGINE_PAGE_BYTES, PAGES_ANYWHERE, &client->slots));
     EXPECT(!device_ops->page_add(device, client->page->base, GW_PAGE_BYTES));
     EXPECT(!device_ops->page_add(device, client->slots->base, GW_ENGINE_PAGE_BYTES));
     EXPECT(!device_ops->memory_new(device, DEVICE_MEMORY_ARENA, rank, "arena",

@@ -105,7 +105,8 @@ static void *page_new(struct kit *kit, uint32_t rank, int which, size_t bytes)
 {
     struct device_memory *page = NULL;
 
-    assert_int_equal(pages_new(which == 1 ? PAGES_OUT : PAGES_SHARED, "test-page", bytes, &page),
+    assert_int_equal(pages_new(which == 1 ? PAGES_OUT : PAGES_SHARED, "test-page", bytes,
+                               PAGES_ANYWHERE, &page),
                      0);
     assert_int_equal(kit->ops->page_add(kit->device, page->base, page->mapped_bytes), 0);
     kit->pages[rank][which] = page;

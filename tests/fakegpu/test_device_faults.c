@@ -133,7 +133,7 @@ static void memory_that_runs_out_with_the_first_gpu(void **state)
 
     (void)state;
     memcpy(place.gpu, kit_uuid(0), sizeof(place.gpu));
-    assert_int_equal(pages_new(PAGES_SHARED, "test-page", GW_PAGE_BYTES, &page), 0);
+    assert_int_equal(pages_new(PAGES_SHARED, "test-page", GW_PAGE_BYTES, PAGES_ANYWHERE, &page), 0);
     for (int comes = 1; comes >= 0; comes--) {
         struct kit kit = {0};
         kit_device(&kit);

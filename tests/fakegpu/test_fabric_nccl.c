@@ -421,7 +421,8 @@ static void seal(struct rig *rig, struct side *side)
     assert_int_equal(side->fabric_ops->sealed(side->fabric, &layout.page), 0);
     for (uint32_t rank = 0; rank < rig->world; rank++) {
         struct gw_shm_board *board;
-        assert_int_equal(pages_new(PAGES_OUT, "board", bytes, &side->boards[rank]), 0);
+        assert_int_equal(
+            pages_new(PAGES_OUT, "board", bytes, PAGES_ANYWHERE, &side->boards[rank]), 0);
         board = side->boards[rank]->base;
         board->buckets = BUCKETS;
         board->params = PARAMS;

@@ -154,7 +154,7 @@ static int fake_memory_import(struct device *device, uint32_t rank,
         snprintf(text, GW_TEXT_MAX + 1, "the handle is of no memory");
         return GW_E_INVALID;
     }
-    r = pages_new(PAGES_SHARED, "import", import->bytes, &memory);
+    r = pages_new(PAGES_SHARED, "import", import->bytes, PAGES_ANYWHERE, &memory);
     if (r < 0)
         return r;
     (void)close(memory->fd);

@@ -17,6 +17,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include "daemon/device/host/affinity.h"
 #include "daemon/device/host/crew.h"
 #include "daemon/device/host/kernels.h"
 #include "daemon/fabric/fabric.h"
@@ -33,6 +34,13 @@ struct caller {
     uint64_t blocks;
 };
 
+static int new_crew(uint32_t helpers, struct crew **ret_crew)
+{
+    struct placement placement = {.count = 1, .node = {{.workers = helpers}}};
+
+    return crew_new(&placement, ret_crew);
+}
+
 static void mark(void *arg, uint64_t block)
 {
     struct caller *caller = arg;
@@ -46,7 +54,8 @@ static void *call(void *arg)
     struct caller *caller = arg;
 
     for (uint32_t round = 0; round < ROUNDS; round++) {
-        crew_run(caller->crew, mark, caller, caller->blocks);
+        crew_run(caller->crew,
+                 &(struct crew_work){.run = mark, .arg = caller, .blocks = caller->blocks});
         for (uint64_t i = 0; i < caller->blocks; i++)
             if (caller->plain[i] != round + 1)
                 return caller;
@@ -62,7 +71,7 @@ static void every_block_runs_once(void **state)
     for (size_t h = 0; h < sizeof(helpers) / sizeof(helpers[0]); h++) {
         struct caller *callers = calloc(CALLERS, sizeof(*callers));
         struct crew *crew;
-        assert_int_equal(crew_new(helpers[h], &crew), 0);
+        assert_int_equal(new_crew(helpers[h], &crew), 0);
         for (uint32_t i = 0; i < CALLERS; i++) {
             callers[i].crew = crew;
             callers[i].blocks = i == 0 ? 1 : i == 1 ? 2 : BLOCKS - i;
@@ -85,10 +94,66 @@ static void no_blocks_are_no_work(void **state)
     struct crew *crew;
 
     (void)state;
-    assert_int_equal(crew_new(2, &crew), 0);
-    crew_run(crew, mark, NULL, 0);
+    assert_int_equal(new_crew(2, &crew), 0);
+    crew_run(crew, &(struct crew_work){.run = mark});
     assert_null(crew_free(crew));
     assert_null(crew_free(NULL));
+}
+
+/* ---- NUMA nodes ------------------------------------------------------------------------------ */
+
+#define PARTS 4u
+#define PART_BLOCKS 10u
+
+/* Which thread took which blocks first: the caller's is 0, the helper's 1. */
+struct homes {
+    pthread_t caller;
+    _Atomic uint32_t began; /* threads that are in their first block */
+    uint64_t first[2];
+    bool in_first[2];
+    _Atomic uint32_t times[PARTS * PART_BLOCKS];
+};
+
+static void take(void *arg, uint64_t block)
+{
+    struct homes *homes = arg;
+    uint32_t self = pthread_equal(pthread_self(), homes->caller) ? 0 : 1;
+
+    atomic_fetch_add(&homes->times[block], 1);
+    if (homes->in_first[self])
+        return;
+    homes->in_first[self] = true;
+    homes->first[self] = block;
+    atomic_fetch_add(&homes->began, 1);
+    while (homes->began < 2) /* until each has one: neither can take all */
+        sched_yield();
+}
+
+/* Node 0 has all processors that there are, so the caller is on it, the helper on node 1. */
+static void blocks_go_to_their_node_first(void **state)
+{
+    static const uint32_t ranks[PARTS] = {3, 5, 4, 6};
+    struct placement placement = {.count = 2,
+                                  .node = {{.number = 0, .workers = 0},
+                                           {.number = 1, .workers = 1}},
+                                  .rank_node = {[3] = 1, [5] = 0, [4] = 1, [6] = 0}};
+    struct homes homes = {.caller = pthread_self()};
+    struct crew *crew;
+
+    (void)state;
+    memset(&placement.node[0].cpus, 0xff, sizeof(placement.node[0].cpus));
+    cpus_add(&placement.node[1].cpus, CPUS_MAX - 1);
+    assert_int_equal(crew_new(&placement, &crew), 0);
+    crew_run(crew, &(struct crew_work){.run = take,
+                                       .arg = &homes,
+                                       .blocks = PARTS * PART_BLOCKS,
+                                       .ranks = ranks,
+                                       .parts = PARTS});
+    for (uint32_t b = 0; b < PARTS * PART_BLOCKS; b++)
+        assert_int_equal(homes.times[b], 1);
+    assert_int_equal(homes.first[0], PART_BLOCKS); /* of rank 5, the first on node 0 */
+    assert_int_equal(homes.first[1], 0);           /* of rank 3 */
+    assert_null(crew_free(crew));
 }
 
 /* ---- priority -------------------------------------------------------------------------------- */
@@ -130,7 +195,7 @@ static void look_in_stream(void *arg, void *native)
     (void)native;
     seen->stream = pthread_self();
     while (!seen->helped || seen->policy < 0) /* either may be quick enough to take both blocks */
-        crew_run(seen->crew, look, seen, 2);
+        crew_run(seen->crew, &(struct crew_work){.run = look, .arg = seen, .blocks = 2});
 }
 
 static void sums_have_the_priority_that_is_asked_for(void **state)
@@ -155,7 +220,7 @@ static void sums_have_the_priority_that_is_asked_for(void **state)
         struct device_stream *stream;
         struct device *device;
 
-        assert_int_equal(crew_new(1, &seen.crew), 0);
+        assert_int_equal(new_crew(1, &seen.crew), 0);
         assert_int_equal(device_host.device_new(&config, &device), 0);
         assert_int_equal(device_host.stream_new(device, "sums", &stream), 0);
         assert_int_equal(
@@ -189,6 +254,8 @@ static void on_wake(void *user)
     (void)user;
 }
 
+static const struct topology *nodes; /* NULL: nothing is placed */
+
 static void run_op(struct core_op *op, struct fabric_op *to)
 {
     struct device *device;
@@ -197,12 +264,17 @@ static void run_op(struct core_op *op, struct fabric_op *to)
     struct gw_counters counters[GW_KINDS];
 
     assert_int_equal(
-        device_host.device_new(&(struct device_config){.wake = on_wake, .user = NULL}, &device), 0);
+        device_host.device_new(&(struct device_config){.wake = on_wake, .topology = nodes},
+                               &device),
+        0);
     assert_int_equal(
         fabric_local.fabric_new(
             &(struct fabric_config){.device_ops = &device_host, .device = device, .world = WORLD},
             &fabric),
         0);
+    for (uint32_t r = 0; r < WORLD; r++)
+        device_host.beside(device, r, getpid());
+    assert_int_equal(fabric_local.form(fabric), 0);
     op->id = 1;
     op->members = members;
     op->world = WORLD;
@@ -320,15 +392,39 @@ static void shared_casts_and_adds_are_whole(void **state)
     }
 }
 
+/* All processors but the first that we may use are on the second node. */
+static int on_two_nodes(void **state)
+{
+    static struct topology two;
+    struct cpus own = affinity_own(), rest = {{0}}, one = {{0}};
+    uint32_t first = 0;
+
+    (void)state;
+    while (first < CPUS_MAX && !cpus_has(&own, first))
+        first++;
+    for (uint32_t cpu = first + 1; cpu < CPUS_MAX; cpu++)
+        cpus_add(&rest, cpu);
+    cpus_add(&one, first);
+    two = (struct topology){0};
+    topology_add(&two, 0, &one);
+    topology_add(&two, 1, &rest);
+    nodes = &two;
+    return 0;
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_block_runs_once),
         cmocka_unit_test(no_blocks_are_no_work),
+        cmocka_unit_test(blocks_go_to_their_node_first),
         cmocka_unit_test(sums_have_the_priority_that_is_asked_for),
         cmocka_unit_test(shared_sums_have_the_same_bits),
         cmocka_unit_test(shared_copies_are_whole),
         cmocka_unit_test(shared_casts_and_adds_are_whole),
+        cmocka_unit_test_setup(shared_sums_have_the_same_bits, on_two_nodes),
+        cmocka_unit_test_setup(shared_copies_are_whole, on_two_nodes),
+        cmocka_unit_test_setup(shared_casts_and_adds_are_whole, on_two_nodes),
     };
 
     return cmocka_run_group_tests(tests, fill, NULL);

@@ -190,7 +190,7 @@ static int staging_new(struct cuda_device *device, const char *name, size_t byte
 
     if (!block)
         return GW_E_NOMEM;
-    r = pages_new(PAGES_SHARED, name, bytes, &block->pages);
+    r = pages_new(PAGES_SHARED, name, bytes, PAGES_ANYWHERE, &block->pages);
     if (r == 0) {
         r = cuda_page_add((struct device *)device, block->pages->base, block->pages->mapped_bytes);
         if (r < 0)

@@ -10,6 +10,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "daemon/device/host/affinity.h"
 #include "daemon/device/pages.h"
 #include "gradwire/errors.h"
 
@@ -35,6 +36,7 @@ static int host_new(const struct device_config *config, struct device **ret_devi
     if (!device)
         return GW_E_NOMEM;
     device->config = *config;
+    device->place.own = affinity_own();
     pthread_mutex_init(&device->lock, NULL);
     pthread_mutex_init(&device->raise_lock, NULL);
     pthread_cond_init(&device->idle, NULL);
@@ -63,6 +65,7 @@ static struct device *host_free(struct device *device)
     pthread_cond_destroy(&host->idle);
     pthread_mutex_destroy(&host->raise_lock);
     pthread_mutex_destroy(&host->lock);
+    free(host->place.now);
     free(host);
     return NULL;
 }
@@ -76,6 +79,35 @@ static int host_place(struct device *device, uint32_t rank, const struct device_
     (void)place;
     text[0] = 0;
     return 0;
+}
+
+/* Without memory for it things stay where they are. */
+static void host_beside(struct device *device, uint32_t rank, pid_t pid)
+{
+    struct host_device *host = host_of(device);
+    struct placement *now;
+    bool moved;
+
+    if (!host->config.topology || (now = malloc(sizeof(*now))) == NULL)
+        return;
+    ranks_add(&host->place.ranks, rank);
+    host->place.of[rank] = affinity_process(pid);
+    placement_make(host->config.topology, &host->place.own, &host->place.ranks, host->place.of,
+                   now);
+    moved = memcmp(&now->cpus, host->place.now ? &host->place.now->cpus : &host->place.own,
+                   sizeof(now->cpus)) != 0;
+    if (moved)
+        affinity_confine(&now->cpus);
+    free(host->place.now);
+    host->place.now = now;
+}
+
+static const struct placement *host_placement(const struct device *device, int *ret_place_error)
+{
+    const struct host_device *host = (const struct host_device *)(const void *)device;
+
+    *ret_place_error = host->place.memory_error;
+    return host->place.now;
 }
 
 /* Streams are threads here: they reach every mapping as it is. */
@@ -96,10 +128,16 @@ static void host_page_remove(struct device *device, void *base)
 static int host_memory_new(struct device *device, enum device_memory_kind kind, uint32_t rank,
                            const char *name, size_t bytes, struct device_memory **ret_memory)
 {
-    (void)device;
+    struct host_device *host = host_of(device);
+    const struct placement *placement = host->place.now;
+    int r;
+
     (void)kind;
-    (void)rank;
-    return pages_new(PAGES_SHARED, name, bytes, ret_memory);
+    r = pages_new(PAGES_SHARED, name, bytes,
+                  placement ? placement_memory(placement, rank) : PAGES_ANYWHERE, ret_memory);
+    if (r == 0 && (*ret_memory)->place_error)
+        host->place.memory_error = (*ret_memory)->place_error;
+    return r;
 }
 
 static int host_memory_reserve(struct device *device, uint32_t rank, size_t bytes, uint32_t count)
@@ -213,6 +251,8 @@ const struct device_ops device_host = {
     .device_new = host_new,
     .device_free = host_free,
     .place = host_place,
+    .beside = host_beside,
+    .placement = host_placement,
     .page_add = host_page_add,
     .page_remove = host_page_remove,
     .memory_new = host_memory_new,

@@ -43,6 +43,13 @@ struct host_device {
     bool stopping;
     bool awake; /* config.wake was called and take_done has not come to the end yet */
     uint32_t unfinished;
+    /* Loop thread; but for what is its own, empty without config.topology. */
+    struct {
+        struct placement *now; /* NULL: no rank has come */
+        struct cpus own, of[GW_RANKS_MAX];
+        struct ranks ranks;
+        int memory_error;
+    } place;
     /* The last work done within enqueue: what signals asked for behind it say. Loop thread. */
     struct {
         uint64_t op, ready_ns, started_ns, done_ns;

@@ -20,15 +20,40 @@ struct bulk {
                                                    * whom it is put to); of all */
 };
 
-static void run_blocks(struct bulk *bulk, void (*run)(void *arg, uint64_t block), uint64_t blocks,
-                       uint64_t bytes)
+static void run_blocks(struct bulk *bulk, const struct crew_work *work, uint64_t bytes)
 {
     bulk->past = kernel_is_past(bytes);
     if (bytes >= SHARED_BYTES)
-        crew_run(bulk->op->fabric->crew, run, bulk, blocks);
+        crew_run(bulk->op->fabric->crew, work);
     else
-        for (uint64_t block = 0; block < blocks; block++)
-            run(bulk, block);
+        for (uint64_t block = 0; block < work->blocks; block++)
+            work->run(bulk, block);
+}
+
+/* Blocks come part by part, and part i is in the memory of the i-th member (what is written there,
+ * or read from there to be written everywhere). */
+static void run_parts(struct bulk *bulk, void (*run)(void *arg, uint64_t block), uint64_t bytes)
+{
+    const struct core_op *what = &bulk->op->op;
+
+    run_blocks(bulk,
+               &(struct crew_work){.run = run,
+                                   .arg = bulk,
+                                   .blocks = what->world * bulk->blocks_of_part,
+                                   .ranks = what->members,
+                                   .parts = what->world},
+               bytes);
+}
+
+/* All of them write into the memory of one rank. */
+static void run_for_rank(struct bulk *bulk, void (*run)(void *arg, uint64_t block), uint64_t blocks,
+                         uint64_t bytes)
+{
+    run_blocks(
+        bulk,
+        &(struct crew_work){
+            .run = run, .arg = bulk, .blocks = blocks, .ranks = &bulk->op->op.rank, .parts = 1},
+        bytes);
 }
 
 static uint64_t moved_of(const _Atomic uint64_t *counter)
@@ -173,9 +198,9 @@ void local_reduce_scatter(struct local_op *op)
     struct bulk bulk = {
         .op = op, .total = what->world * what->numel, .blocks_of_part = blocks_of(what->numel)};
 
-    run_blocks(&bulk, reduce_scatter_block, what->world * bulk.blocks_of_part,
-               bulk.total * (passes * what->world * gw_dtype_bytes(what->in_dtype) +
-                             gw_dtype_bytes(what->out_dtype)));
+    run_parts(&bulk, reduce_scatter_block,
+              bulk.total * (passes * what->world * gw_dtype_bytes(what->in_dtype) +
+                            gw_dtype_bytes(what->out_dtype)));
     for (uint32_t r = 0; r < what->world; r++)
         local_count(op, what->members[r], moved_of(&bulk.read[r]));
 }
@@ -187,9 +212,9 @@ void local_all_reduce(struct local_op *op)
                         .total = what->total_numel ? what->total_numel : what->world * what->numel,
                         .blocks_of_part = blocks_of(what->numel)};
 
-    run_blocks(&bulk, all_reduce_block, what->world * bulk.blocks_of_part,
-               bulk.total * what->world *
-                   (gw_dtype_bytes(what->in_dtype) + gw_dtype_bytes(what->out_dtype)));
+    run_parts(&bulk, all_reduce_block,
+              bulk.total * what->world *
+                  (gw_dtype_bytes(what->in_dtype) + gw_dtype_bytes(what->out_dtype)));
     for (uint32_t r = 0; r < what->world; r++)
         local_count(op, what->members[r],
                     moved_of(&bulk.read[r]) + moved_of(&bulk.written) / what->world);
@@ -223,7 +248,8 @@ void local_sum(struct local_fabric *fabric, const struct kernel_reduce *reduce,
     uint64_t blocks = blocks_of(reduce->count);
 
     if (reduce->count * (reduce->n + reduce->outs) * sizeof(float) >= SHARED_BYTES)
-        crew_run(fabric->crew, sum_block, &part, blocks);
+        crew_run(fabric->crew,
+                 &(struct crew_work){.run = sum_block, .arg = &part, .blocks = blocks});
     else
         for (uint64_t block = 0; block < blocks; block++)
             sum_block(&part, block);
@@ -257,8 +283,8 @@ void local_add(struct local_op *op)
     const struct core_op *what = &op->op;
     struct bulk bulk = {.op = op, .total = what->numel, .blocks_of_part = blocks_of(what->numel)};
 
-    run_blocks(&bulk, add_block, bulk.blocks_of_part,
-               what->numel * (gw_dtype_bytes(what->in_dtype) + gw_dtype_bytes(what->out_dtype)));
+    run_for_rank(&bulk, add_block, bulk.blocks_of_part,
+                 what->numel * (gw_dtype_bytes(what->in_dtype) + gw_dtype_bytes(what->out_dtype)));
 }
 
 /* ---- copies ---------------------------------------------------------------------------------- */
@@ -302,8 +328,7 @@ void local_all_gather(struct local_op *op)
     uint64_t bytes = what->numel * gw_dtype_bytes(what->in_dtype);
     struct bulk bulk = {.op = op, .blocks_of_part = pieces_of(bytes)};
 
-    run_blocks(&bulk, all_gather_block, what->world * bulk.blocks_of_part,
-               bytes * what->world * (what->world + 1u));
+    run_parts(&bulk, all_gather_block, bytes * what->world * (what->world + 1u));
     for (uint32_t r = 0; r < what->world; r++)
         local_count(op, what->members[r], moved_of(&bulk.read[r]));
 }
@@ -340,7 +365,7 @@ void local_gather(struct local_op *op)
 {
     struct bulk bulk = {.op = op};
 
-    run_blocks(&bulk, gather_block, op->segment_blocks, 2 * op->segment_bytes);
+    run_for_rank(&bulk, gather_block, op->segment_blocks, 2 * op->segment_bytes);
     local_count(op, op->op.rank, moved_of(&bulk.written));
 }
 
@@ -360,7 +385,7 @@ void local_fill(struct local_op *op)
     const struct core_op *what = &op->op;
     struct bulk bulk = {.op = op};
 
-    run_blocks(&bulk, fill_block, op->segment_blocks, 2 * op->segment_bytes);
+    run_for_rank(&bulk, fill_block, op->segment_blocks, 2 * op->segment_bytes);
     for (uint32_t i = 0; i < what->world; i++)
         figures_moved(&op->fabric->counters, what, what->members[i],
                       moved_of(&bulk.read[what->members[i]]));
@@ -383,6 +408,6 @@ void local_cast(struct local_op *op)
 {
     struct bulk bulk = {.op = op};
 
-    run_blocks(&bulk, cast_block, op->segment_blocks,
-               op->segment_bytes + op->segment_bytes / gw_dtype_bytes(op->op.out_dtype) * 4);
+    run_for_rank(&bulk, cast_block, op->segment_blocks,
+                 op->segment_bytes + op->segment_bytes / gw_dtype_bytes(op->op.out_dtype) * 4);
 }

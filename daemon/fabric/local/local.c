@@ -17,7 +17,7 @@ static struct local_fabric *local_of(struct fabric *fabric)
 
 int local_init(struct local_fabric *fabric, const struct fabric_config *config)
 {
-    if (crew_new(CREW_AUTO, &fabric->crew) < 0)
+    if (crew_new(NULL, &fabric->crew) < 0)
         return GW_E_NOMEM;
     fabric->config = *config;
     pthread_mutex_init(&fabric->pace_lock, NULL);
@@ -169,11 +169,29 @@ static void local_reset(struct fabric *fabric)
     local_clear(local_of(fabric));
 }
 
-/* Nothing to be made for a generation: every rank's memory is in this process. */
+int local_place(struct local_fabric *fabric)
+{
+    const struct fabric_config *config = &fabric->config;
+    const struct placement *placement = NULL;
+    struct crew *crew;
+    int error, r;
+
+    if (config->device_ops->placement)
+        placement = config->device_ops->placement(config->device, &error);
+    if (!placement)
+        return 0;
+    r = crew_new(placement, &crew);
+    if (r < 0)
+        return r;
+    crew_free(fabric->crew);
+    fabric->crew = crew;
+    return 0;
+}
+
+/* Every rank's memory is in this process. */
 static int local_form(struct fabric *fabric)
 {
-    (void)fabric;
-    return 0;
+    return local_place(local_of(fabric));
 }
 
 static int local_group(struct fabric *fabric, const uint32_t *members, uint32_t count)

@@ -66,7 +66,7 @@ struct local_way {
 
 struct local_fabric {
     struct fabric_config config;
-    struct crew *crew; /* helps all streams */
+    struct crew *crew; /* helps all streams; made anew when ranks have come */
     struct device_stream *reduce, *control;
     struct device_stream *gather[GW_RANKS_MAX];
     struct local_partials **partials; /* of the step under way, by bucket */
@@ -81,6 +81,8 @@ struct local_fabric {
 int local_init(struct local_fabric *fabric, const struct fabric_config *config);
 void local_end(struct local_fabric *fabric);
 void local_clear(struct local_fabric *fabric); /* counters and partials */
+/* Ranks have come: helpers go where the device says. No op is in flight. GW_E_NOMEM. */
+int local_place(struct local_fabric *fabric);
 bool local_is_quick(const struct local_op *op);
 int local_enqueue(struct local_fabric *fabric, const struct fabric_op *op, struct local_op *copy,
                   const struct local_way *way);

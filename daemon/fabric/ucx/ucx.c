@@ -352,8 +352,11 @@ static int ucx_address(struct fabric *fabric, uint8_t ret_address[GW_FABRIC_ADDR
 
 static int ucx_form(struct fabric *fabric)
 {
+    int r;
+
     ucx_copies_clear(ucx_of(fabric));
-    return net_form(ucx_of(fabric)->net);
+    r = local_place(&ucx_of(fabric)->local);
+    return r < 0 ? r : net_form(ucx_of(fabric)->net);
 }
 
 /* Members of any group talk over the endpoints of their nodes, which form() made. */
