@@ -205,6 +205,7 @@ struct gw_stats_page {
     char ordering[16];            /* of GPUs and other processes: "words", "events"; host: "" */
     char workers[16]; /* priority of threads that sum and copy in host memory: "equal", "nice",
                        * "idle"; GPUs: "" */
+    char placement[128]; /* of threads and memory on NUMA nodes; "": they are not placed */
 };
 
 _Static_assert(sizeof(struct gw_shm_slot) == 64, "slot is a cache line");

@@ -183,7 +183,7 @@ struct wire_job {
     uint8_t tag[GW_TAG_BYTES];
     const char *name;
     const char *wait;
-    const char *device, *fabric, *ordering, *workers;
+    const char *device, *fabric, *ordering, *workers, *placement;
     uint32_t uid, engine_pid, state, world, ranks_present, stage, generation;
     uint64_t steps, age_ns, memory_bytes;
     uint64_t calls[GW_KINDS], payload_bytes[GW_KINDS], moved_bytes[GW_KINDS];
@@ -325,6 +325,7 @@ struct wire_msg {
             char version[32];
             char socket[128];
             char devices[GW_TEXT_MAX + 1];
+            char placement[GW_TEXT_MAX + 1];
             uint32_t pid, draining, jobs;
             uint64_t uptime_ns;
         } status;

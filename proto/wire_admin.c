@@ -49,6 +49,7 @@ static const struct wire_field status[] = {
     WIRE_U32(Status, MSG, u.status., jobs, 0, UINT32_MAX),
     WIRE_TEXT(Status, MSG, u.status., socket, 0),
     WIRE_TEXT(Status, MSG, u.status., devices, 0),
+    WIRE_TEXT(Status, MSG, u.status., placement, 0),
 };
 WIRE_MESSAGE(status, status, NULL);
 
@@ -66,6 +67,7 @@ static const struct wire_field job[] = {
     WIRE_TEXT_AT(Job, struct wire_job, , fabric, 0, GW_LABEL_MAX),
     WIRE_TEXT_AT(Job, struct wire_job, , ordering, 0, GW_LABEL_MAX),
     WIRE_TEXT_AT(Job, struct wire_job, , workers, 0, GW_LABEL_MAX),
+    WIRE_TEXT_AT(Job, struct wire_job, , placement, 0, GW_TEXT_MAX),
     WIRE_U32(Job, struct wire_job, , uid, 0, UINT32_MAX),
     WIRE_U32(Job, struct wire_job, , engine_pid, 0, UINT32_MAX),
     WIRE_U32(Job, struct wire_job, , state, 0, UINT32_MAX),

@@ -97,24 +97,27 @@ int show_status(const struct wire_msg *status, bool json)
 {
     char version[sizeof(status->u.status.version)], socket[sizeof(status->u.status.socket)];
     char devices[sizeof(status->u.status.devices)], uptime[CELL_BYTES];
+    char placement[sizeof(status->u.status.placement)];
     bool draining = status->u.status.draining != 0;
 
     (void)printable(status->u.status.version, version, sizeof(version));
     (void)printable(status->u.status.socket, socket, sizeof(socket));
     (void)printable(status->u.status.devices, devices, sizeof(devices));
+    (void)printable(status->u.status.placement, placement, sizeof(placement));
     if (json)
-        return print_json(json_pack("{s:s, s:I, s:o, s:b, s:I, s:s, s:s}", "version", version,
+        return print_json(json_pack("{s:s, s:I, s:o, s:b, s:I, s:s, s:s, s:s}", "version", version,
                                     "pid", (json_int_t)status->u.status.pid, "uptime_ns",
                                     json_u64(status->u.status.uptime_ns), "draining", (int)draining,
                                     "jobs", (json_int_t)status->u.status.jobs, "socket", socket,
-                                    "devices", devices));
+                                    "devices", devices, "placement", placement));
     human_time(status->u.status.uptime_ns, uptime, sizeof(uptime));
     (void)printf("gradwired  %s, pid %" PRIu32 ", up %s\n"
                  "socket     %s\n"
                  "devices    %s\n"
+                 "placement  %s\n"
                  "jobs       %" PRIu32 "%s\n",
-                 version, status->u.status.pid, uptime, socket, devices, status->u.status.jobs,
-                 draining ? " (draining: no new ones)" : "");
+                 version, status->u.status.pid, uptime, socket, devices, placement,
+                 status->u.status.jobs, draining ? " (draining: no new ones)" : "");
     return 0;
 }
 
@@ -134,12 +137,13 @@ static json_t *json_job(const struct wire_job *job)
     char tag[TAG_HEX_BYTES];
     json_t *ordering = job->ordering[0] != '\0' ? json_text(job->ordering) : json_null();
     json_t *workers = job->workers[0] != '\0' ? json_text(job->workers) : json_null();
+    json_t *placement = job->placement[0] != '\0' ? json_text(job->placement) : json_null();
     json_t *stage = job->stage == UINT32_MAX ? json_null() : json_integer((json_int_t)job->stage);
 
     tag_to_hex(job->tag, tag);
     return json_pack(
         "{s:s, s:o, s:I, s:I, s:s, s:I, s:I, s:o, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, "
-        "s:o, s:o, s:o, s:o}",
+        "s:o, s:o, s:o, s:o, s:o}",
         "tag", tag, "name", json_text(job->name), "uid", (json_int_t)job->uid, "engine_pid",
         (json_int_t)job->engine_pid, "state", state_name(job->state), "world",
         (json_int_t)job->world, "ranks_present", (json_int_t)job->ranks_present, "stage", stage,
@@ -148,7 +152,7 @@ static json_t *json_job(const struct wire_job *job)
         json_kinds(job->calls), "payload_bytes", json_kinds(job->payload_bytes), "moved_bytes",
         json_kinds(job->moved_bytes), "cross_node_bytes", json_kinds(job->cross_node_bytes), "wait",
         json_text(job->wait), "device", json_text(job->device), "fabric", json_text(job->fabric),
-        "ordering", ordering, "workers", workers);
+        "ordering", ordering, "workers", workers, "placement", placement);
 }
 
 static uint32_t hidden_jobs(const struct ctl_jobs *jobs)

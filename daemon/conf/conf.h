@@ -26,6 +26,7 @@ struct conf_ports {
 };
 
 enum conf_level { CONF_ERROR, CONF_WARNING, CONF_INFO, CONF_DEBUG };
+enum conf_placement { CONF_PLACEMENT_AUTO, CONF_PLACEMENT_OFF };
 enum conf_device { CONF_DEVICE_AUTO, CONF_DEVICE_HOST, CONF_DEVICE_CUDA };
 
 struct conf {
@@ -43,6 +44,7 @@ struct conf {
     int64_t stall_report_ns;
     uint32_t gpu_sharing; /* 1: several jobs may use one GPU */
     uint32_t worker_priority; /* enum priority */
+    uint32_t placement;       /* enum conf_placement */
     char node_name[CONF_NAME_BYTES];      /* "": the host's */
     char star_interface[CONF_NAME_BYTES]; /* "": chosen by the engine */
     struct conf_ports star_ports;

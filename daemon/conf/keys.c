@@ -22,6 +22,7 @@
     }
 
 static const char *const level_names[] = {"error", "warning", "info", "debug", NULL};
+static const char *const placement_names[] = {"auto", "off", NULL};
 static const char *const switch_names[] = {"off", "on", NULL};
 const char *const conf_device_names[] = {"auto", "host", "cuda", NULL};
 
@@ -64,6 +65,9 @@ const struct conf_key conf_keys[] = {
         "How threads that sum and copy in host memory share processors with training: equal; "
         "nice: ten steps nicer, a tenth of a processor that training wants; idle: only what "
         "nothing else wants."),
+    KEY_CHOICE("job", "placement", "auto", true, placement, placement_names,
+               "auto: an engine keeps to processors that its ranks may use, its workers and each "
+               "rank's memory to their NUMA nodes; off: where the kernel puts them."),
     KEY("nodes", "node_name", "", CONF_NAME, true, 0, 0, node_name,
         "What this node is called in the texts of jobs that span nodes. Empty: its host name."),
     KEY("nodes", "star_interface", "", CONF_NAME, true, 0, 0, star_interface,

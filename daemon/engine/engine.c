@@ -115,7 +115,13 @@ int engine_make_job(struct engine *engine, struct job_config *config)
     if (config->kind != GW_DEVICE_HOST && !engine->guard && guard_new(&engine->guard) < 0)
         return GW_E_LIMIT;
     r = config->device_ops->device_new(
-        &(struct device_config){on_wake, engine, engine->options.worker_priority}, &config->device);
+        &(struct device_config){
+            .wake = on_wake,
+            .user = engine,
+            .priority = engine->options.worker_priority,
+            .topology = engine->options.topology.count > 0 ? &engine->options.topology : NULL,
+        },
+        &config->device);
     if (r < 0)
         return r;
     config->page = engine->job_page->base;

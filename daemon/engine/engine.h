@@ -57,6 +57,7 @@ struct engine_options {
     uint64_t memory_max_bytes;
     uint64_t stall_report_ns; /* 0: the core's default */
     enum priority worker_priority; /* of threads that sum and copy in host memory */
+    struct topology topology; /* count 0: threads and memory are not placed */
     uint64_t drop_edges;
     bool follow; /* another node's engine made the job: the tag is known, the id comes by JOIN */
     uint8_t follow_tag[GW_TAG_BYTES];

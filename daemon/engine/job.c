@@ -444,14 +444,12 @@ static bool is_taken(const struct job *job, uint32_t rank)
     return core_state(job->core) != GW_JOB_BROKEN && ranks_has(core_present(job->core), rank);
 }
 
-int job_place(struct job *job, uint32_t rank, uint32_t world, const struct device_place *place,
-              char text[GW_TEXT_MAX + 1])
+/* Once: a rank that comes again is where it was. */
+static int place_once(struct job *job, uint32_t rank, const struct device_place *place,
+                      char text[GW_TEXT_MAX + 1])
 {
     int r;
 
-    text[0] = 0;
-    if (world != job->config.world || rank >= world || is_taken(job, rank))
-        return 0;
     if (ranks_has(&job->placed, rank)) {
         if (memcmp(&job->places[rank], place, sizeof(*place)) == 0)
             return 0;
@@ -466,6 +464,20 @@ int job_place(struct job *job, uint32_t rank, uint32_t world, const struct devic
     job->places[rank] = *place;
     ranks_add(&job->placed, rank);
     return 0;
+}
+
+int job_place(struct job *job, uint32_t rank, uint32_t world, const struct device_place *place,
+              pid_t pid, char text[GW_TEXT_MAX + 1])
+{
+    int r;
+
+    text[0] = 0;
+    if (world != job->config.world || rank >= world || is_taken(job, rank))
+        return 0;
+    r = place_once(job, rank, place, text);
+    if (r == 0 && job->config.device_ops->beside)
+        job->config.device_ops->beside(job->config.device, rank, pid);
+    return r;
 }
 
 int job_lend(struct job *job, struct device_memory *page)
@@ -708,6 +720,25 @@ const char *job_ordering_name(const struct job *job)
     const struct device_ops *ops = job->config.device_ops;
 
     return ops->ordering ? ops->ordering(job->config.device) : "";
+}
+
+void job_placement_text(const struct job *job, char *text, size_t text_bytes)
+{
+    const struct device_ops *ops = job->config.device_ops;
+    const struct placement *placement = NULL;
+    uint32_t workers = 0;
+    int error = 0;
+
+    text[0] = 0;
+    if (ops->placement)
+        placement = ops->placement(job->config.device, &error);
+    if (!placement)
+        return;
+    for (uint32_t i = 0; i < placement->count; i++)
+        workers += placement->node[i].workers;
+    snprintf(text, text_bytes, "%u workers on %u processors of %u NUMA node%s%s%s", workers,
+             cpus_count(&placement->cpus), placement->count, placement->count == 1 ? "" : "s",
+             error ? "; memory not placed: " : "", error ? strerror(error) : "");
 }
 
 const char *job_fabric_name(const struct job *job)

@@ -78,10 +78,11 @@ int job_new(const struct job_config *config, struct job **ret_job);
 /* Ends what the device still runs; the device itself stays. */
 struct job *job_free(struct job *job);
 
-/* Before job_join: where the rank computes. 0; or why it may not, with text: GW_E_MISMATCH, or as
- * the device says it. A join that the core will refuse anyway changes nothing. */
+/* Before job_join: where the rank, the process pid, computes. 0; or why it may not, with text:
+ * GW_E_MISMATCH, or as the device says it. A join that the core will refuse anyway changes
+ * nothing. */
 int job_place(struct job *job, uint32_t rank, uint32_t world, const struct device_place *place,
-              char text[GW_TEXT_MAX + 1]);
+              pid_t pid, char text[GW_TEXT_MAX + 1]);
 /* Before job_join: the device's streams reach the page until job_discard. */
 int job_lend(struct job *job, struct device_memory *page);
 int job_join(struct job *job, uint64_t now_ns, uint32_t rank, uint32_t world, uint32_t request,
@@ -134,6 +135,8 @@ const char *job_device_name(const struct job *job);
 const char *job_fabric_name(const struct job *job);
 /* "words", "events" (struct device_ops); "": host memory, or no rank is placed yet. */
 const char *job_ordering_name(const struct job *job);
+/* Where threads and memory were put, for people; "": nowhere on purpose. */
+void job_placement_text(const struct job *job, char *text, size_t text_bytes);
 uint64_t job_memory_bytes(const struct job *job);
 void job_counters(const struct job *job, uint32_t rank, struct gw_counters ret_kinds[GW_KINDS]);
 

@@ -66,7 +66,7 @@ static void join(struct session *session, uint32_t rank, uint32_t world,
     char text[GW_TEXT_MAX + 1];
     int r;
 
-    r = job_place(engine->job, rank, world, place, text);
+    r = job_place(engine->job, rank, world, place, session->pid, text);
     if (r < 0) {
         session_send_done(session, request, r, "%s", text);
         return;

@@ -31,6 +31,7 @@ enum {
     OPT_MEMORY,
     OPT_STALL,
     OPT_WORKERS,
+    OPT_TOPOLOGY,
     OPT_DEVICE,
     OPT_PLUGINS,
     OPT_FOLLOW,
@@ -60,6 +61,8 @@ static const char help[] =
     "  --memory-max-bytes N   limit of all the job's memory on this node (default 0: none)\n"
     "  --stall-report-ns N    a stall is reported after that time (default 10 s)\n"
     "  --worker-priority WHAT of threads that sum and copy: equal, nice or idle (default equal)\n"
+    "  --topology NODES       processors by NUMA node, '0:0-3,8-11 1:4-7', to place threads and\n"
+    "                         memory by (default: they are not placed)\n"
     "  --device WHAT          what jobs are offered: auto, host or cuda (default auto)\n"
     "  --plugins DIR          where gradwire-cuda.so is (beside the engine, or as installed)\n"
     "  --follow TAG           of a job that another node's engine made; its id comes with a rank\n"
@@ -82,6 +85,7 @@ static const struct option long_options[] = {
     {"memory-max-bytes", required_argument, NULL, OPT_MEMORY},
     {"stall-report-ns", required_argument, NULL, OPT_STALL},
     {"worker-priority", required_argument, NULL, OPT_WORKERS},
+    {"topology", required_argument, NULL, OPT_TOPOLOGY},
     {"device", required_argument, NULL, OPT_DEVICE},
     {"plugins", required_argument, NULL, OPT_PLUGINS},
     {"follow", required_argument, NULL, OPT_FOLLOW},
@@ -180,6 +184,8 @@ static int take_option(int option, const char *text, struct engine_options *opti
         return parse_u64(text, 0, INT64_MAX, &options->stall_report_ns);
     case OPT_WORKERS:
         return take_priority(text, &options->worker_priority);
+    case OPT_TOPOLOGY:
+        return topology_parse(text, &options->topology);
     case OPT_DEVICE:
         return plugin_offer_parse(text, &options->offer);
     case OPT_PLUGINS:

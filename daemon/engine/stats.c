@@ -52,6 +52,7 @@ static void write_job(struct engine *engine, struct gw_stats_page *page)
     if (engine->kind == GW_DEVICE_HOST)
         snprintf(page->workers, sizeof(page->workers), "%s",
                  priority_names[engine->options.worker_priority]);
+    job_placement_text(engine->job, page->placement, sizeof(page->placement));
 }
 
 static void write_page(struct engine *engine)

@@ -130,6 +130,13 @@ static void handle_status(struct peer *peer, uint32_t request)
     (void)snprintf(msg.u.status.socket, sizeof(msg.u.status.socket), "%.*s", (int)RUNDIR_SOCKET_MAX,
                    sup->conf.socket);
     (void)snprintf(msg.u.status.devices, sizeof(msg.u.status.devices), "%s", sup->devices);
+    if (sup->conf.placement == CONF_PLACEMENT_OFF || sup->topology[0] == '\0')
+        (void)snprintf(msg.u.status.placement, sizeof(msg.u.status.placement), "off (%s)",
+                       sup->topology[0] != '\0' ? "placement = off"
+                                                : "no topology of this node could be had");
+    else
+        (void)snprintf(msg.u.status.placement, sizeof(msg.u.status.placement), "NUMA nodes %.*s",
+                       (int)GW_TEXT_MAX - 16, sup->topology);
     msg.u.status.pid = (uint32_t)getpid();
     msg.u.status.draining = sup->draining;
     msg.u.status.jobs = engines_count(sup);

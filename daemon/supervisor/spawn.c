@@ -29,7 +29,7 @@
 #define FIRST_FD 3
 #define FDS 4
 #define GROUPS_MAX_KEPT 65536u
-#define ENGINE_ARGS 36
+#define ENGINE_ARGS 38
 
 extern char **environ;
 
@@ -245,8 +245,9 @@ static void add(struct plan *plan, size_t *used, const char *option, char *value
 }
 
 /* follow: the tag of a job that another node's engine made, or NULL. */
-static void plan_arguments(struct plan *plan, struct conf *conf, const uint8_t *follow)
+static void plan_arguments(struct plan *plan, struct supervisor *sup, const uint8_t *follow)
 {
+    struct conf *conf = &sup->conf;
     const struct {
         const char *option;
         unsigned long long value;
@@ -271,6 +272,8 @@ static void plan_arguments(struct plan *plan, struct conf *conf, const uint8_t *
     }
     add(plan, &used, "--worker-priority",
         (char *)(uintptr_t)priority_names[conf->worker_priority]);
+    if (conf->placement == CONF_PLACEMENT_AUTO && sup->topology[0] != '\0')
+        add(plan, &used, "--topology", sup->topology);
     conf_ports_text(&conf->star_ports, plan->ports);
     add(plan, &used, "--star-ports", plan->ports);
     if (conf->star_interface[0] != '\0')
@@ -425,7 +428,7 @@ int engine_spawn(struct supervisor *sup, const struct peer *peer, const uint8_t 
         r = plan_environment(&plan, sup->privileged);
     if (r < 0)
         goto out;
-    plan_arguments(&plan, &sup->conf, follow);
+    plan_arguments(&plan, sup, follow);
     if (sup->privileged && peer->cred.pid > 0)
         plan.cgroup_fd = open_cgroup(peer->cred.pid);
     r = start(engine, &plan);

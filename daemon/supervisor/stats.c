@@ -90,6 +90,7 @@ void stats_job(const struct engine *engine, struct stats_text *text, struct wire
         .fabric = text->fabric,
         .ordering = text->ordering,
         .workers = text->workers,
+        .placement = text->placement,
         .uid = engine->uid,
         .engine_pid = (uint32_t)engine->pid,
         .stage = UINT32_MAX,
@@ -122,6 +123,8 @@ void stats_job(const struct engine *engine, struct stats_text *text, struct wire
                           text->ordering, sizeof(text->ordering));
         (void)escape_text(page.workers, strnlen(page.workers, sizeof(page.workers)), text->workers,
                           sizeof(text->workers));
+        (void)escape_text(page.placement, strnlen(page.placement, sizeof(page.placement)),
+                          text->placement, sizeof(text->placement));
     } else {
         (void)strncpy(text->wait, "the engine's statistics cannot be read", sizeof(text->wait) - 1);
     }

@@ -224,6 +224,7 @@ static int set_up(struct supervisor *sup, char *error, size_t error_bytes)
     r = rundir_open(sup->conf.runtime_dir, sup->privileged, &sup->dir, error, error_bytes);
     if (r != 0)
         return r;
+    topology_load(sup);
     adopt_all(sup);
     r = probe_start(sup, error, error_bytes);
     return r != 0 ? r : listen_all(sup, error, error_bytes);

@@ -30,6 +30,7 @@
 #include <uv.h>
 
 #include "daemon/base/tag.h"
+#include "daemon/base/topology.h"
 #include "daemon/conf/conf.h"
 #include "daemon/ipc/handles.h"
 #include "daemon/ipc/packet.h"
@@ -73,6 +74,7 @@ struct supervisor {
     uint64_t started_ns;
     struct probe *probe; /* the child that looks for GPUs; NULL: none now */
     char devices[GW_TEXT_MAX + 1];
+    char topology[TOPOLOGY_TEXT_BYTES]; /* of this node, for engines; "": not known */
     struct packet packet; /* for whoever receives; never kept across callbacks */
 };
 
@@ -190,6 +192,11 @@ void spawn_devices(struct conf *conf, char *argv[SPAWN_DEVICE_ARGS]);
 /* What the child's preparation failed at, from engine->report_fd; false: nothing is known. */
 bool spawn_report(struct engine *engine, char *text, size_t text_bytes);
 
+/* ---- topology.c ---- */
+
+/* Fills sup->topology, once: processors and NUMA nodes stay as they are while gradwired runs. */
+void topology_load(struct supervisor *sup);
+
 /* ---- probe.c ---- */
 
 /* Which devices jobs are offered, asked of an engine's program in a process of its own: told in
@@ -227,6 +234,7 @@ struct stats_text {
     char fabric[GW_LABEL_MAX + 1];
     char ordering[GW_LABEL_MAX + 1];
     char workers[GW_LABEL_MAX + 1];
+    char placement[GW_TEXT_MAX + 1];
 };
 void stats_job(const struct engine *engine, struct stats_text *text, struct wire_job *ret_job);
 

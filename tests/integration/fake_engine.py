@@ -38,6 +38,7 @@ def options():
     parser.add_argument("--device", choices=["auto", "host", "cuda"], required=True)
     parser.add_argument("--worker-priority", choices=["equal", "nice", "idle"], required=True)
     parser.add_argument("--plugins")
+    parser.add_argument("--topology")
     parser.add_argument("--star-ports", required=True)
     for name in ("star-interface", "node-name", "follow"):
         parser.add_argument("--" + name)

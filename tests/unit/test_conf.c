@@ -41,6 +41,7 @@ static void defaults_are_those_of_the_manual(void **state)
     assert_int_equal(conf.stall_report_ns, 10000000000);
     assert_int_equal(conf.gpu_sharing, 0);
     assert_int_equal(conf.worker_priority, 0);
+    assert_int_equal(conf.placement, CONF_PLACEMENT_AUTO);
     assert_int_equal(conf.memory_max_bytes, 0);
     assert_string_equal(conf.node_name, "");
     assert_string_equal(conf.star_interface, "");
@@ -85,6 +86,7 @@ static void every_key_is_taken(void **state)
                            "stall_report = 250ms\n"
                            "gpu_sharing = on\n"
                            "worker_priority = idle\n"
+                           "placement = off\n"
                            "memory_max_bytes = 64GiB\n"
                            "[nodes]\n"
                            "node_name = n1\n"
@@ -110,6 +112,7 @@ static void every_key_is_taken(void **state)
     assert_int_equal(conf.stall_report_ns, 250000000);
     assert_int_equal(conf.gpu_sharing, 1);
     assert_int_equal(conf.worker_priority, 2);
+    assert_int_equal(conf.placement, CONF_PLACEMENT_OFF);
     assert_int_equal(conf.memory_max_bytes, 68719476736);
     assert_string_equal(conf.node_name, "n1");
     assert_string_equal(conf.star_interface, "fd00::1");

@@ -62,12 +62,14 @@ static void check_jobs(const struct wire_msg *want, const struct wire_msg *got)
         assert_string_equal(job.fabric, want->u.jobs.jobs[i].fabric);
         assert_string_equal(job.ordering, want->u.jobs.jobs[i].ordering);
         assert_string_equal(job.workers, want->u.jobs.jobs[i].workers);
+        assert_string_equal(job.placement, want->u.jobs.jobs[i].placement);
         job.name = want->u.jobs.jobs[i].name;
         job.wait = want->u.jobs.jobs[i].wait;
         job.device = want->u.jobs.jobs[i].device;
         job.fabric = want->u.jobs.jobs[i].fabric;
         job.ordering = want->u.jobs.jobs[i].ordering;
         job.workers = want->u.jobs.jobs[i].workers;
+        job.placement = want->u.jobs.jobs[i].placement;
         assert_memory_equal(&job, &want->u.jobs.jobs[i], sizeof(job));
     }
 }

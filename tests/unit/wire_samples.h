@@ -86,6 +86,7 @@ static void samples_lists(void)
                                  i % 2 ? samples_long_name + GW_NAME_MAX - GW_LABEL_MAX : "",
                                  i % 3 ? "words" : "",
                                  i % 5 ? "nice" : "",
+                                 i % 7 ? "" : "on 2 NUMA nodes",
                                  UINT32_MAX - i,
                                  i,
                                  5,
