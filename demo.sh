@@ -17,6 +17,7 @@ usage() {
 usage: ./demo.sh [options]
   --ranks N              training processes (4)
   --nodes N              spread over so many nodes, on this machine (1)
+  --shape RATE           of the links between them, both ways, by tc: 1G, 100M bits per second
   --steps K              optimizer steps of each run (50)
   --text FILE            text to train on (the files of /usr/share/common-licenses)
   --bucket BYTES         of a gradient bucket (655360)
@@ -43,12 +44,13 @@ whole() {
     number=$(( 10#$2 ))
 }
 
-ranks=4 nodes=1 steps= text= bucket= hidden= link= json= device=host fake=
+ranks=4 nodes=1 steps= text= bucket= hidden= link= json= device=host fake= shape=
 while (( $# > 0 )); do
     case $1 in
         --help) usage; exit 0 ;;
         --fake-gpus) fake=1; shift; continue ;;
-        --ranks | --nodes | --steps | --text | --bucket | --hidden | --link | --json | --device)
+        --ranks | --nodes | --shape | --steps | --text | --bucket | --hidden | --link | --json | \
+            --device)
             [[ -n ${2-} ]] || wrong "$1 needs a value" ;;
         *) wrong "$1: no such option" ;;
     esac
@@ -57,6 +59,10 @@ while (( $# > 0 )); do
         --nodes) whole "$1" "$2" 1 16; nodes=$number ;;
         --steps) whole "$1" "$2" 1 100000; steps=$number ;;
         --text) text=$(realpath -m -- "$2") ;;
+        --shape)
+            [[ $2 =~ ^[1-9][0-9]{0,3}[GM]$ ]] ||
+                wrong "$1 $2: must be bits per second, as 1G or 100M"
+            shape=$2 ;;
         --bucket)
             whole "$1" "$2" 4 1000000000000
             (( number % 4 == 0 )) || wrong "$1 $2: must be a multiple of 4, the bytes of a value"
@@ -72,6 +78,7 @@ while (( $# > 0 )); do
 done
 [[ -z $fake || $device == cuda ]] || wrong "--fake-gpus goes with --device cuda"
 (( nodes == 1 )) || [[ $device == host ]] || wrong "--nodes goes with --device host"
+[[ -z $shape ]] || (( nodes > 1 )) || wrong "--shape goes with --nodes"
 (( ranks >= nodes )) || wrong "--nodes $nodes: needs a rank for each; --ranks is $ranks"
 steps=${steps:-${fake:+8}} steps=${steps:-50}
 hidden=${hidden:-${fake:+48}} hidden=${hidden:-512}
@@ -191,8 +198,9 @@ start_network() {
     local interface prefix
     (( nodes > 1 )) || return 0
     mkfifo "$work/network.in" "$work/network.out"
-    python3 -B "$PWD/tests/integration/network.py" "$nodes" <"$work/network.in" \
-        >"$work/network.out" &
+    python3 -B "$PWD/tests/integration/network.py" "$nodes" \
+        ${shape:+"${shape//[GM]/}$( [[ $shape == *G ]] && echo gbit || echo mbit)"} \
+        <"$work/network.in" >"$work/network.out" &
     network=$!
     exec 8>"$work/network.in" 9<"$work/network.out"
     while (( ${#interfaces[@]} < nodes )) && read -r -u 9 interface _ prefix; do
@@ -202,11 +210,13 @@ start_network() {
         echo "demo.sh: the nodes' network was not made" >&2
         exit 69
     fi
+    local joined="each in a network namespace of its own, joined by veth"
     if [[ -n ${enter[0]} ]]; then
-        echo "demo.sh: $nodes nodes, each in a network namespace of its own, joined by veth"
+        joined+=${shape:+ that tc shapes to bits per second of $shape}
     else
-        echo "demo.sh: $nodes nodes, all on loopback"
+        joined="all on loopback${shape:+, which is not shaped}"
     fi
+    echo "demo.sh: $nodes nodes, $joined"
 }
 
 stop_network() {

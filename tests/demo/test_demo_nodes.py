@@ -35,9 +35,11 @@ def namespaces(directory):
 @needs_mpi
 def test_two_nodes_keep_the_promises(short_dir, tmp_path):
     code, out, errors = run(short_dir, *TINY, "--ranks", "4", "--nodes", "2", "--bucket", "20000",
-                            "--json", str(tmp_path / "demo.json"))
+                            "--shape", "10G", "--json", str(tmp_path / "demo.json"))
     assert code == 0, out + errors
     assert "BROKEN" not in out and re.search(r"^T5  ", out, re.M)
+    assert re.search(r"tc shapes to bits per second of 10G$|loopback, which is not shaped$",
+                     out, re.M)
     result = json.loads((tmp_path / "demo.json").read_text())
     jsonschema.validate(result, json.loads((SOURCE / "tests/demo/schema.json").read_text()))
     assert result["nodes"] == 2 and all(result["promises"].values())
@@ -73,6 +75,8 @@ def test_an_interrupted_demo_leaves_no_node(short_dir):
 @pytest.mark.parametrize("args, message", [
     (["--nodes", "0"], "--nodes 0: must be a whole number from 1 to 16"),
     (["--nodes", "3", "--ranks", "2"], "--nodes 3: needs a rank for each; --ranks is 2"),
+    (["--nodes", "2", "--shape", "1K"], "--shape 1K: must be bits per second"),
+    (["--shape", "1G"], "--shape goes with --nodes"),
     (["--nodes", "2", "--device", "cuda"], "--nodes goes with --device host"),
 ])
 def test_bad_options(short_dir, args, message):
