@@ -234,15 +234,15 @@ struct wire_msg {
             uint32_t device;
         } joined;
         struct {
-            uint32_t count;
-            uint32_t ranks[GW_RANKS_MAX];
+            uint32_t count; /* 1..GW_RANKS_MAX */
+            const uint32_t *ranks;
         } group_new;
         struct {
             uint32_t group;
         } group_made;
         struct {
             uint32_t count; /* 1..GW_RANKS_MAX */
-            uint32_t ranks[GW_RANKS_MAX];
+            const uint32_t *ranks;
             uint32_t shard_ranks;
         } param_group;
         struct {

@@ -115,7 +115,7 @@ WIRE_MESSAGE_EMPTY(event_get);
 /* ---- groups, buffers, collectives ------------------------------------------------------------ */
 
 static const struct wire_field group_new[] = {
-    WIRE_LIST(WIRE_F_U32S, GroupNew, MSG, u.group_new., ranks, offsetof(MSG, u.group_new.count),
+    WIRE_LIST(WIRE_F_U32S_AT, GroupNew, MSG, u.group_new., ranks, offsetof(MSG, u.group_new.count),
               false, 1, GW_RANKS_MAX, NULL),
 };
 

@@ -22,7 +22,8 @@ enum wire_field_kind {
     WIRE_F_BYTES,         /* uint8_t[max] in place, min..max bytes, their number at count_at */
     WIRE_F_BYTES_AT,      /* const uint8_t *, size_t at count_at; min..max bytes */
     WIRE_F_U32S,          /* uint32_t[max] in place, min..max of them, their number at count_at */
-    WIRE_F_U64S,          /* the same; where count_at was set by a field before, it must be equal */
+    WIRE_F_U32S_AT,       /* const uint32_t *, min..max of them, their number at count_at */
+    WIRE_F_U64S,          /* as U32S; where count_at was set by a field before, it must be equal */
     WIRE_F_FIRST_U64S,    /* uint64_t[max]: the first max; fewer are filled up with 0 */
     WIRE_F_ENTRIES,       /* pointer to min..max structs, their number at count_at */
     WIRE_F_FIRST_ENTRIES, /* max structs in place; as FIRST_U64S */

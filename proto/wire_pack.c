@@ -79,12 +79,15 @@ static int put_numbers(const struct wire_field *field, const uint8_t *from, uint
 {
     const bool whole = field->kind == WIRE_F_FIRST_U64S;
     const size_t count = whole ? (size_t)field->max : count_of(field, from);
+    const uint8_t *list = from + field->at;
     int r;
 
     r = check_count(field, count);
     if (r < 0)
         return r;
-    put_list(field, from + field->at, count, to);
+    if (field->kind == WIRE_F_U32S_AT)
+        memcpy(&list, from + field->at, sizeof(list));
+    put_list(field, list, count, to);
     return 0;
 }
 
@@ -98,6 +101,7 @@ static int put_field(const struct wire_field *field, const uint8_t *from, uint8_
     case WIRE_F_BYTES_AT:
         return put_bytes(field, from, to);
     case WIRE_F_U32S:
+    case WIRE_F_U32S_AT:
     case WIRE_F_U64S:
     case WIRE_F_FIRST_U64S:
         return put_numbers(field, from, to);

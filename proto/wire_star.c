@@ -28,7 +28,16 @@ static const struct wire_field star_welcome[] = {
     WIRE_U32(StarWelcome, MSG, u.star_welcome., device, 0, GW_DEVICE_KINDS - 1),
     WIRE_TEXT(StarWelcome, MSG, u.star_welcome., name, 0),
 };
-WIRE_MESSAGE(star_welcome, star_welcome, NULL);
+
+static int check_star_welcome(const void *checked)
+{
+    const struct wire_msg *msg = checked;
+    bool host = msg->u.star_welcome.device == GW_DEVICE_HOST;
+
+    return host || msg->u.star_welcome.world <= GW_GPU_RANKS_MAX ? 0 : GW_E_INVALID;
+}
+
+WIRE_MESSAGE(star_welcome, star_welcome, check_star_welcome);
 
 static const struct wire_field star_node[] = {
     WIRE_U32(StarNode, MSG, u.star_node., node, 0, GW_NODES_MAX - 1),

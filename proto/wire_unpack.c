@@ -114,6 +114,8 @@ static size_t extra_bytes(const struct wire_table *table, const uint8_t *from)
             bytes += tail_round(strlen(text_of(field, from)) + 1);
         else if (field->kind == WIRE_F_BYTES_AT)
             bytes += tail_round(bytes_of(field, from).len);
+        else if (field->kind == WIRE_F_U32S_AT)
+            bytes += tail_round(list_count(field, from) * sizeof(uint32_t));
         else if (field->kind == WIRE_F_ENTRIES)
             bytes += tail_round(list_count(field, from) * field->entries->struct_bytes);
     }
@@ -186,9 +188,12 @@ static int get_bytes(const struct wire_field *field, const uint8_t *from, uint8_
     return 0;
 }
 
-static int get_numbers(const struct wire_field *field, const uint8_t *from, uint8_t *to)
+static int get_numbers(const struct wire_field *field, const uint8_t *from, uint8_t *to,
+                       struct tail *tail)
 {
-    const size_t width = field->kind == WIRE_F_U32S ? 4 : 8;
+    const bool apart = field->kind == WIRE_F_U32S_AT;
+    const size_t width = apart || field->kind == WIRE_F_U32S ? 4 : 8;
+    uint8_t *list = to + field->at;
     size_t count = list_count(field, from);
     uint32_t count_before;
     const uint32_t count32 = (uint32_t)count;
@@ -203,8 +208,14 @@ static int get_numbers(const struct wire_field *field, const uint8_t *from, uint
             return GW_E_PROTOCOL;
         memcpy(to + field->count_at, &count32, sizeof(count32));
     }
+    if (apart) {
+        list = tail_take(tail, count * width);
+        if (!list)
+            return GW_E_INTERNAL;
+        memcpy(to + field->at, &list, sizeof(list));
+    }
     if (count > 0)
-        memcpy(to + field->at, pointer_of(field, from), count * width);
+        memcpy(list, pointer_of(field, from), count * width);
     return 0;
 }
 
@@ -220,9 +231,10 @@ static int get_field(const struct wire_field *field, const uint8_t *from, uint8_
     case WIRE_F_BYTES_AT:
         return get_bytes(field, from, to, tail);
     case WIRE_F_U32S:
+    case WIRE_F_U32S_AT:
     case WIRE_F_U64S:
     case WIRE_F_FIRST_U64S:
-        return get_numbers(field, from, to);
+        return get_numbers(field, from, to, tail);
     default:
         return wire_copy_scalar(field, from + field->from, to + field->at) ? 0 : GW_E_PROTOCOL;
     }

@@ -34,7 +34,7 @@ static int check_register(const void *checked)
 WIRE_MESSAGE(register, reg, check_register);
 
 static const struct wire_field param_group[] = {
-    WIRE_LIST(WIRE_F_U32S, ParamGroup, MSG, u.param_group., ranks,
+    WIRE_LIST(WIRE_F_U32S_AT, ParamGroup, MSG, u.param_group., ranks,
               offsetof(MSG, u.param_group.count), false, 1, GW_RANKS_MAX, NULL),
     WIRE_U32(ParamGroup, MSG, u.param_group., shard_ranks, 0, GW_RANKS_MAX),
 };

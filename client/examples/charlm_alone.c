@@ -12,8 +12,8 @@
 #include "client/examples/charlm.h"
 #include "client/examples/charlm_math.h"
 
-/* Enough for 64 ranks: partial sums of 1, 2, 4, ... 32 ranks and one more. */
-enum { TREE_DEPTH = 8 };
+/* Enough for 1,024 ranks: partial sums of 1, 2, 4, ... 512 ranks and one more. */
+enum { TREE_DEPTH = 12 };
 
 struct alone {
     const struct charlm_options *options;

@@ -30,12 +30,12 @@ int gw_group_new(gw_job *job, const uint32_t *ranks, uint32_t count, int64_t tim
     memset(&msg, 0, sizeof(msg));
     msg.type = WIRE_GROUP_NEW;
     msg.u.group_new.count = count;
+    msg.u.group_new.ranks = ranks;
     for (uint32_t i = 0; i < count; i++) {
         if (ranks[i] >= job->world || ranks_has(&seen, ranks[i]))
             return err_set(GW_E_INVALID, "rank %u of the group is %s", ranks[i],
                            ranks[i] >= job->world ? "not in the job's world" : "given twice");
         ranks_add(&seen, ranks[i]);
-        msg.u.group_new.ranks[i] = ranks[i];
     }
     if (!ranks_has(&seen, job->rank))
         return err_set(GW_E_INVALID, "rank %u is not in the group; only members call gw_group_new",

@@ -10,8 +10,6 @@
 #include "client/lib/err.h"
 #include "client/lib/zero.h"
 
-#define CHUNK_NUMEL (GW_STAGING_BYTES / sizeof(float))
-
 struct transfer {
     uint32_t param;
     uint64_t offset, count;
@@ -111,6 +109,7 @@ static int move_chunk(gw_job *job, struct zero *zero, const struct transfer *t, 
 /* The job's state is checked once, at the start: the engine checks each chunk. */
 static int transfer(gw_job *job, const struct transfer *t, int64_t timeout_ns)
 {
+    const uint64_t most = gw_staging_bytes(job->world) / sizeof(float);
     int64_t deadline = clock_deadline(timeout_ns);
     struct zero *zero = NULL;
     int r = zero_enter(job, &zero);
@@ -126,7 +125,7 @@ static int transfer(gw_job *job, const struct transfer *t, int64_t timeout_ns)
         r = memory_get(job, GW_ARENA_STAGING, 0, GW_STAGING_BYTES, "staging buffer", deadline, NULL,
                        &zero->staging);
     for (uint64_t done = 0; r == 0 && done < t->count;) {
-        uint64_t left = t->count - done, count = left < CHUNK_NUMEL ? left : CHUNK_NUMEL;
+        uint64_t left = t->count - done, count = left < most ? left : most;
 
         r = move_chunk(job, zero, t, done, count, deadline);
         done += count;

@@ -232,7 +232,7 @@ int zero_param_held(const gw_job *job, const struct zero *zero, uint32_t param)
     if (r < 0)
         return r;
     group = zero->view.params[param].group;
-    if (layout_page_position(zero->page, group, job->rank) != UINT32_MAX)
+    if (group == 0 || layout_page_position(zero->page, group, job->rank) != UINT32_MAX)
         return 0;
     return err_set(GW_E_NOT_FOUND,
                    "rank %u is not in group %u of parameter %s and holds none of it", job->rank,

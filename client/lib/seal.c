@@ -276,7 +276,7 @@ static int register_group(gw_job *job, struct params *params, int64_t deadline)
     msg.type = WIRE_PARAM_GROUP;
     msg.u.param_group.count = group->count;
     msg.u.param_group.shard_ranks = group->shard_ranks;
-    memcpy(msg.u.param_group.ranks, group->ranks, group->count * sizeof(group->ranks[0]));
+    msg.u.param_group.ranks = group->ranks;
     r = job_request(job, &msg, WIRE_DONE, CHANNEL_PARK_SAME, deadline, NULL);
     if (r == 0)
         params->groups_registered++;

@@ -8,32 +8,41 @@
 
 #include "gradwire/errors.h"
 
+#define ROOM_FIRST 4u
+
 /* list: disjoint, not touching, ascending; one entry more than capacity, while adding. */
 struct intervals {
     size_t capacity, count;
-    struct interval list[];
+    size_t room; /* of the list; grows up to capacity + 1 */
+    struct interval *list;
 };
 
 int intervals_new(size_t capacity, struct intervals **ret_set)
 {
     struct intervals *set;
-    size_t bytes;
 
     if (capacity == 0 || capacity == SIZE_MAX)
         return GW_E_INVALID;
-    if (__builtin_mul_overflow(capacity + 1, sizeof(struct interval), &bytes) ||
-        __builtin_add_overflow(bytes, sizeof(*set), &bytes))
+    if (capacity + 1 > SIZE_MAX / sizeof(struct interval))
         return GW_E_NOMEM;
-    set = malloc(bytes);
+    set = malloc(sizeof(*set));
     if (!set)
         return GW_E_NOMEM;
-    *set = (struct intervals){.capacity = capacity};
+    *set = (struct intervals){.capacity = capacity,
+                              .room = capacity < ROOM_FIRST ? capacity + 1 : ROOM_FIRST};
+    set->list = malloc(set->room * sizeof(*set->list));
+    if (!set->list) {
+        free(set);
+        return GW_E_NOMEM;
+    }
     *ret_set = set;
     return 0;
 }
 
 struct intervals *intervals_free(struct intervals *set)
 {
+    if (set)
+        free(set->list);
     free(set);
     return NULL;
 }
@@ -83,6 +92,19 @@ static void join_nearest(struct intervals *set)
     replace(set, best, 2, (struct interval){set->list[best].start, set->list[best + 1].end});
 }
 
+/* Always leaves room for one more. False: no memory, which makes the capacity smaller. */
+static bool grow(struct intervals *set)
+{
+    size_t room = set->room <= set->capacity / 2 ? set->room * 2 : set->capacity + 1;
+    struct interval *list = realloc(set->list, room * sizeof(*list));
+
+    if (!list)
+        return false;
+    set->list = list;
+    set->room = room;
+    return true;
+}
+
 void intervals_add(struct intervals *set, uint64_t start, uint64_t end)
 {
     struct interval put = {start, end};
@@ -99,7 +121,7 @@ void intervals_add(struct intervals *set, uint64_t start, uint64_t end)
         drop++;
     }
     replace(set, at, drop, put);
-    if (set->count > set->capacity)
+    if (set->count > set->capacity || (set->count == set->room && !grow(set)))
         join_nearest(set);
 }
 

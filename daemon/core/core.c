@@ -44,6 +44,10 @@ int core_new(const struct core_config *config, struct core **ret_core)
         return r;
     }
     group_reset(core);
+    if (core->nomem) {
+        core_free(core);
+        return GW_E_NOMEM;
+    }
     *ret_core = core;
     return 0;
 }
@@ -55,7 +59,13 @@ struct core *core_free(struct core *core)
     if (core->ranks) {
         lane_reset(core);
         seal_reset(core);
+        for (uint32_t rank = 0; rank < core->config.world; rank++) {
+            free(core->ranks[rank].open);
+            free(core->ranks[rank].group.ranks);
+        }
     }
+    for (uint32_t group = 0; group < GW_GROUPS_MAX; group++)
+        free(core->groups[group].ranks);
     free(core->flying.at);
     reg_list_clear(&core->kept_list);
     zero_free(core->zero);

@@ -203,7 +203,7 @@ struct core_effect {
     struct core_op op;
     struct {
         uint32_t write, param;
-        uint64_t offset, count; /* elements, inside the parameter; count * 4 <= GW_STAGING_BYTES */
+        uint64_t offset, count; /* elements, inside the parameter; count * 4 <= gw_staging_bytes */
     } io;
     struct wire_msg reply; /* type, request and u set; GW_E_* replies are WIRE_DONE */
     char text[GW_TEXT_MAX + 1];

@@ -31,7 +31,7 @@ struct reg_param {
 
 struct reg_group { /* of ranks; the world is none of these */
     uint32_t count, shard_ranks;
-    uint32_t ranks[GW_RANKS_MAX]; /* in group order */
+    uint32_t *ranks; /* in group order */
 };
 
 struct reg_list {
@@ -86,7 +86,7 @@ struct lane_flight { /* launched, not done; all on one stream, so in order */
 
 struct core_group {
     uint32_t count;
-    uint32_t ranks[GW_RANKS_MAX]; /* in group order */
+    uint32_t *ranks; /* in group order */
     struct ranks members;
     uint64_t launched; /* ops so far */
 };
@@ -114,14 +114,14 @@ struct open_request {
 };
 
 struct core_rank {
-    struct open_request open[CORE_OPEN_MAX]; /* request.c */
-    uint32_t open_count;
+    struct open_request *open; /* request.c */
+    uint32_t open_count, open_room;
     struct reg_list list;  /* registry.c */
     struct wire_seal seal; /* seal.c: as given, defaults filled in that need no layout */
     uint32_t seal_request;
     struct {
         uint32_t request; /* 0: none */
-        uint32_t count, ranks[GW_RANKS_MAX];
+        uint32_t count, *ranks;
         uint64_t since_ns;
     } group; /* group.c */
     struct lane_rank lane;

@@ -7,6 +7,7 @@
  */
 #include "daemon/core/core_internal.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 void group_reset(struct core *core)
@@ -15,9 +16,17 @@ void group_reset(struct core *core)
 
     for (uint32_t rank = 0; rank < core->config.world; rank++)
         core->ranks[rank].group.request = 0;
+    for (uint32_t group = 0; group < GW_GROUPS_MAX; group++)
+        free(core->groups[group].ranks);
     memset(core->groups, 0, sizeof(core->groups));
     world->count = core->config.world;
     world->members = core->everyone;
+    world->ranks = calloc(core->config.world, sizeof(*world->ranks));
+    if (!world->ranks) {
+        world->count = 0;
+        core->nomem = true;
+        return;
+    }
     for (uint32_t rank = 0; rank < core->config.world; rank++)
         world->ranks[rank] = rank;
     core->group_count = 1;
@@ -37,10 +46,15 @@ static bool asks_for(const struct core_rank *asking, uint32_t rank)
     return false;
 }
 
+static bool is_list(const struct core_rank *asking, const uint32_t *ranks, uint32_t count)
+{
+    return asking->group.count == count &&
+           memcmp(asking->group.ranks, ranks, count * sizeof(*ranks)) == 0;
+}
+
 static bool same_list(const struct core_rank *a, const struct core_rank *b)
 {
-    return a->group.count == b->group.count &&
-           memcmp(a->group.ranks, b->group.ranks, a->group.count * sizeof(a->group.ranks[0])) == 0;
+    return is_list(a, b->group.ranks, b->group.count);
 }
 
 static void add_list(struct text *text, const uint32_t *ranks, uint32_t count)
@@ -131,7 +145,8 @@ static void make_group(struct core *core, uint32_t rank)
 
     group->count = core->ranks[rank].group.count;
     group->launched = 0;
-    memcpy(group->ranks, core->ranks[rank].group.ranks, sizeof(group->ranks));
+    group->ranks = core->ranks[rank].group.ranks; /* which that rank needs no more */
+    core->ranks[rank].group.ranks = NULL;
     for (uint32_t i = 0; i < group->count; i++) {
         struct core_rank *member = &core->ranks[group->ranks[i]];
         struct core_effect *effect =
@@ -165,14 +180,14 @@ void group_kick(struct core *core)
 void group_request(struct core *core, uint32_t rank, const struct wire_msg *msg)
 {
     struct core_rank *mine = &core->ranks[rank];
-    struct core_rank asked = {.group.count = msg->u.group_new.count};
+    const uint32_t *ranks = msg->u.group_new.ranks;
+    uint32_t count = msg->u.group_new.count, *list = NULL;
     char line[GW_TEXT_MAX + 1];
     struct text text = TEXT(line);
     int r;
 
     r = group_check(core, rank, msg, &text);
-    memcpy(asked.group.ranks, msg->u.group_new.ranks, sizeof(asked.group.ranks));
-    if (r == 0 && mine->group.request && !same_list(mine, &asked)) {
+    if (r == 0 && mine->group.request && !is_list(mine, ranks, count)) {
         text_add(&text, "rank %u still waits for another group: ", rank);
         add_list(&text, mine->group.ranks, mine->group.count);
         r = GW_E_STATE;
@@ -181,14 +196,20 @@ void group_request(struct core *core, uint32_t rank, const struct wire_msg *msg)
         core_reply_done(core, rank, msg->request, r, "%s", line);
         return;
     }
+    list = malloc(count * sizeof(*list));
+    if (!list) {
+        core->nomem = true;
+        return;
+    }
     if (mine->group.request) /* its caller gave up waiting and calls again */
         core_reply_done(core, rank, mine->group.request, GW_E_AGAIN,
                         "a later call of rank %u took this one's place", rank);
     else
         mine->group.since_ns = core->now_ns;
     mine->group.request = msg->request;
-    mine->group.count = asked.group.count;
-    memcpy(mine->group.ranks, asked.group.ranks, sizeof(mine->group.ranks));
+    free(mine->group.ranks);
+    mine->group.ranks = memcpy(list, ranks, count * sizeof(*list));
+    mine->group.count = count;
     if (core->complete)
         try_group(core, rank);
 }

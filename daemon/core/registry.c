@@ -38,6 +38,8 @@ static void clear_params(struct reg_list *list)
 void reg_list_clear(struct reg_list *list)
 {
     clear_params(list);
+    for (uint32_t g = 0; g < list->group_count; g++)
+        free(list->groups[g].ranks);
     free(list->groups);
     memset(list, 0, sizeof(*list));
 }
@@ -47,8 +49,8 @@ void reg_list_clear(struct reg_list *list)
 /* Room for count more parameters and bytes more of names. */
 static int list_reserve(struct reg_list *list, uint32_t count, size_t bytes)
 {
-    uint32_t capacity = list->capacity ? list->capacity : GW_PARAMS_PER_FRAME;
-    size_t names_capacity = list->names_capacity ? list->names_capacity : 4096;
+    uint32_t capacity = list->capacity ? list->capacity : count;
+    size_t names_capacity = list->names_capacity ? list->names_capacity : bytes;
     struct reg_param *params;
     char *names;
 
@@ -145,16 +147,21 @@ static int group_check(const struct core *core, uint32_t rank, const struct wire
 
 static int group_add(struct reg_list *list, const struct wire_msg *msg)
 {
+    uint32_t count = msg->u.param_group.count;
     struct reg_group *groups, *group;
+    uint32_t *ranks;
 
     groups = realloc(list->groups, (list->group_count + 1) * sizeof(*groups));
     if (!groups)
         return GW_E_NOMEM;
     list->groups = groups;
+    ranks = malloc(count * sizeof(*ranks));
+    if (!ranks)
+        return GW_E_NOMEM;
     group = &groups[list->group_count++];
-    group->count = msg->u.param_group.count;
+    group->count = count;
     group->shard_ranks = msg->u.param_group.shard_ranks;
-    memcpy(group->ranks, msg->u.param_group.ranks, sizeof(group->ranks));
+    group->ranks = memcpy(ranks, msg->u.param_group.ranks, count * sizeof(*ranks));
     return 0;
 }
 

@@ -7,6 +7,7 @@
 #include "daemon/core/core_internal.h"
 
 #include <stdarg.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* ---- requests that wait ---------------------------------------------------------------------- */
@@ -199,6 +200,19 @@ static void request_broken(struct core *core, uint32_t rank, const struct wire_m
         core_reply_done(core, rank, msg->request, core->failure.code, "%s", core->failure.text);
 }
 
+/* Few ranks have more than some requests open at a time. */
+static bool open_grow(struct core_rank *mine)
+{
+    uint32_t room = mine->open_room ? mine->open_room * 2 : 4;
+    struct open_request *open = realloc(mine->open, room * sizeof(*open));
+
+    if (!open)
+        return false;
+    mine->open = open;
+    mine->open_room = room;
+    return true;
+}
+
 void request_handle(struct core *core, uint32_t rank, const struct wire_msg *msg)
 {
     const struct request_row *row = request_row(msg->type);
@@ -216,6 +230,10 @@ void request_handle(struct core *core, uint32_t rank, const struct wire_msg *msg
             core_reply_done(core, rank, msg->request, GW_E_LIMIT,
                             "%u requests of rank %u wait for their reply already: wait for one",
                             mine->open_count, rank);
+            return;
+        }
+        if (mine->open_count == mine->open_room && !open_grow(mine)) {
+            core->nomem = true;
             return;
         }
         mine->open[mine->open_count].id = msg->request;

@@ -74,6 +74,8 @@ static int allocate(struct zero *z)
 
     z->members = table(n, 1, 1, sizeof(*z->members));
     z->ranks = table(n, 1, 1, sizeof(*z->ranks));
+    z->timelines = table(n, 3, GW_TIMELINES_MAX, sizeof(*z->timelines));
+    z->acquires = table(n, ZERO_ACQUIRES, 1, sizeof(*z->acquires));
     z->piece_bits = table(n, z->pieces, 1, sizeof(*z->piece_bits));
     z->entries = table(n, b, 1, sizeof(*z->entries));
     z->contributions = table(n, b, z->depth, sizeof(*z->contributions));
@@ -92,13 +94,22 @@ static int allocate(struct zero *z)
     z->unit_fetches = table(n, z->units, 1, sizeof(*z->unit_fetches));
     z->unit_held = table(n, z->units, 1, sizeof(*z->unit_held));
     z->unit_gather = table(n, z->fetch_units, 1, sizeof(*z->unit_gather));
-    if (!z->members || !z->ranks || !z->piece_bits || !z->entries || !z->contributions ||
-        !z->tokens || !z->slot_table || !z->due || !z->due_ranks || !z->done || !z->launched ||
-        !z->valid || !z->zeroed || !z->used_bits || !z->unit_fetches || !z->unit_held ||
-        !z->unit_gather || !z->freeze_wanted || !z->frozen || !z->frozen_pieces)
+    if (!z->members || !z->ranks || !z->timelines || !z->acquires || !z->piece_bits ||
+        !z->entries || !z->contributions || !z->tokens || !z->slot_table || !z->due ||
+        !z->due_ranks || !z->done || !z->launched || !z->valid || !z->zeroed || !z->used_bits ||
+        !z->unit_fetches || !z->unit_held || !z->unit_gather || !z->freeze_wanted || !z->frozen ||
+        !z->frozen_pieces)
         return GW_E_NOMEM;
-    for (uint32_t rank = 0; rank < z->world; rank++)
+    for (uint32_t rank = 0; rank < z->world; rank++) {
+        uint64_t *timelines = &z->timelines[(size_t)rank * 3 * GW_TIMELINES_MAX];
+        struct zero_rank *mine = &z->ranks[rank];
+
         z->members[rank] = rank;
+        mine->acquires = &z->acquires[(size_t)rank * ZERO_ACQUIRES];
+        mine->released = timelines;
+        mine->gather_waits = timelines + GW_TIMELINES_MAX;
+        mine->said = timelines + 2 * GW_TIMELINES_MAX;
+    }
     return ops_init(z);
 }
 
@@ -203,6 +214,8 @@ struct zero *zero_free(struct zero *z)
     groups_free(z);
     free(z->members);
     free(z->ranks);
+    free(z->timelines);
+    free(z->acquires);
     free(z->piece_bits);
     free(z->entries);
     free(z->contributions);

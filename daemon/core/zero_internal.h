@@ -191,7 +191,7 @@ struct zero_rank {
     struct zero_queue backlog, fetches;
     uint64_t taken, handled; /* messages in the rank's order */
     uint64_t ops_submitted, ops_launched; /* its collectives */
-    struct zero_acquire acquires[ZERO_ACQUIRES];
+    struct zero_acquire *acquires; /* ZERO_ACQUIRES */
     uint32_t acquire_count;
     bool slot_news;        /* a slot became free since the last ACQUIRED */
     bool overflow_pending; /* CORE_EFF_OVERFLOW is out for acquires[0] */
@@ -211,9 +211,9 @@ struct zero_rank {
     struct wire_after ended_after[2];    /* of STEP_END */
     struct wire_after resolved_after[2]; /* of the commit, or of what skipped the update */
     struct wire_after committed_after;   /* of the last commit */
-    uint64_t released[GW_TIMELINES_MAX]; /* of all releases served: the highest values */
-    uint64_t gather_waits[GW_TIMELINES_MAX]; /* what of these its GATHER stream waits for */
-    uint64_t said[GW_TIMELINES_MAX];     /* of all declarations */
+    uint64_t *released; /* by timeline, of all releases served: the highest values */
+    uint64_t *gather_waits; /* what of these its GATHER stream waits for */
+    uint64_t *said;     /* of all declarations */
     uint64_t commit_op;      /* done when the last commit's tokens are reached, masters rounded */
     uint64_t cast_op;        /* the last that rounds its masters */
     uint64_t persist_op;     /* its last gather of persistent parameters */
@@ -298,6 +298,8 @@ struct zero {
     uint32_t place_count;
 
     struct zero_rank *ranks;
+    uint64_t *timelines;       /* rank x 3 x timeline: what `ranks` tell apart */
+    struct zero_acquire *acquires; /* rank x ZERO_ACQUIRES */
     uint8_t *piece_bits;       /* rank x piece */
     struct zero_entry *entries; /* rank x bucket */
     uint32_t *contributions;   /* rank x bucket x depth: 0 empty; 1 + slot, or 1 */

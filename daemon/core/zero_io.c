@@ -56,7 +56,8 @@ static bool sound(const struct zero *z, const struct wire_msg *msg)
     if (msg->u.param_io.param >= z->params)
         return false;
     numel = layout_params(z->layout)[msg->u.param_io.param].numel;
-    return offset <= numel && count <= numel - offset && count <= GW_STAGING_BYTES / sizeof(float);
+    return offset <= numel && count <= numel - offset &&
+           count <= gw_staging_bytes(z->world) / sizeof(float);
 }
 
 /* 0: now; 1: later; < 0: refused, why is in *why. */
@@ -131,7 +132,7 @@ void io_request(struct zero *z, uint32_t rank, const struct wire_msg *msg)
                    "elements %llu to %llu of parameter %u: no such part, or more than %u bytes",
                    (unsigned long long)msg->u.param_io.offset,
                    (unsigned long long)(msg->u.param_io.offset + msg->u.param_io.count),
-                   msg->u.param_io.param, GW_STAGING_BYTES);
+                   msg->u.param_io.param, gw_staging_bytes(z->world));
         return;
     }
     if (mine->io.waiting) {

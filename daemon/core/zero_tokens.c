@@ -247,9 +247,6 @@ void tokens_reset(struct zero *z)
         memset(mine->ended_after, 0, sizeof(mine->ended_after));
         memset(mine->resolved_after, 0, sizeof(mine->resolved_after));
         memset(&mine->committed_after, 0, sizeof(mine->committed_after));
-        memset(mine->released, 0, sizeof(mine->released));
-        memset(mine->gather_waits, 0, sizeof(mine->gather_waits));
-        memset(mine->said, 0, sizeof(mine->said));
         for (uint32_t g = 0; g < z->group_count; g++) {
             z->gather_commits[(size_t)r * z->group_count + g] = z->groups[g].commits;
             *zero_gather_op(z, r, g) = 0;
@@ -258,6 +255,7 @@ void tokens_reset(struct zero *z)
         mine->shards_waited = mine->verdict_seen = 0;
         mine->late_update = false;
     }
+    memset(z->timelines, 0, (size_t)z->world * 3 * GW_TIMELINES_MAX * sizeof(*z->timelines));
     z->quiet_op = 0;
     z->loud = false;
 }

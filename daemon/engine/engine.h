@@ -45,7 +45,7 @@
 #include "proto/wire.h"
 
 #define ENGINE_FIRST_NS 30000000000ull /* a client must come by then, or join by then */
-#define ENGINE_SESSIONS_MAX (2u * GW_RANKS_MAX + 32u)
+#define ENGINE_SESSIONS_LEAST 160u /* that it takes, in a small job too */
 #define ENGINE_FRAMES_PER_TURN 64u    /* of one client, then others have their turn */
 #define ENGINE_LOST_NS 10000000000ull /* after a device failed: for clients to see it, and to go */
 #define ENGINE_STATS_NS 50000000ull
@@ -95,6 +95,7 @@ struct engine {
     struct session_list sessions;
     unsigned session_count;
     struct session *ranks[GW_RANKS_MAX]; /* who holds the rank */
+    struct ranks held;                   /* those that somebody does */
     struct nodes *nodes;                 /* NULL: all ranks are on this node */
     struct ranks present;                /* ranks that had clients when it was looked at last */
     uint64_t linger_ns;

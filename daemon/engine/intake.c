@@ -81,12 +81,12 @@ static bool say_asleep(struct engine *engine)
     bool some = false;
 
     engine->asleep = true;
-    for (uint32_t rank = 0; rank < GW_RANKS_MAX; rank++) {
-        if (engine->ranks[rank])
-            session_say_asleep(engine->ranks[rank], true);
-    }
-    for (uint32_t rank = 0; rank < GW_RANKS_MAX && !some; rank++)
-        some = engine->ranks[rank] && session_has_more(engine->ranks[rank]);
+    for (uint32_t rank = ranks_first(&engine->held); rank < GW_RANKS_MAX;
+         rank = ranks_next(&engine->held, rank + 1))
+        session_say_asleep(engine->ranks[rank], true);
+    for (uint32_t rank = ranks_first(&engine->held); rank < GW_RANKS_MAX && !some;
+         rank = ranks_next(&engine->held, rank + 1))
+        some = session_has_more(engine->ranks[rank]);
     return some;
 }
 
@@ -95,10 +95,9 @@ static void say_awake(struct engine *engine)
     if (!engine->asleep)
         return;
     engine->asleep = false;
-    for (uint32_t rank = 0; rank < GW_RANKS_MAX; rank++) {
-        if (engine->ranks[rank])
-            session_say_asleep(engine->ranks[rank], false);
-    }
+    for (uint32_t rank = ranks_first(&engine->held); rank < GW_RANKS_MAX;
+         rank = ranks_next(&engine->held, rank + 1))
+        session_say_asleep(engine->ranks[rank], false);
 }
 
 /* Right before epoll. */

@@ -292,6 +292,11 @@ void join_create(struct session *session, const struct wire_msg *msg)
                           world, GW_RANKS_MAX);
     else if (msg->u.job_create.device == GW_DEVICE_HOST)
         create(session, msg);
+    else if (world > GW_GPU_RANKS_MAX)
+        session_send_done(session, msg->request, GW_E_LIMIT,
+                          "a job of %u ranks on GPUs: this release takes %u there, and more in "
+                          "host memory",
+                          world, GW_GPU_RANKS_MAX);
     else if (plugins_probe(engine->plugins, text) < 0)
         session_send_done(session, msg->request, GW_E_NO_DEVICE, "this node offers no GPU: %.450s",
                           text);
@@ -419,6 +424,7 @@ void join_reply(struct session *session, uint32_t rank, const struct wire_msg *m
         session->state = SESSION_JOINED;
         session->rank = rank;
         engine->ranks[rank] = session;
+        ranks_add(&engine->held, rank);
         job_attach(engine->job, rank, &port);
         alarm_clear(session->alarm);
         reply.u.joined.id_bytes = JOB_ID_BYTES;

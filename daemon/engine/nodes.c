@@ -474,6 +474,7 @@ int nodes_root(struct engine *engine, const struct wire_msg *create, struct node
     config = star_config(nodes);
     nodes->is_root = nodes->ready = nodes->log_kept = true;
     nodes->create = *create;
+    config.peers_max = create->u.job_create.world + STAR_SPARE_PEERS;
     nodes->done_from = 1;
     r = star_root(&config, &nodes->star, &address, text);
     if (r < 0) {

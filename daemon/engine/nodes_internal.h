@@ -37,6 +37,12 @@ struct nodes_member {
     uint64_t heard_at; /* event of the log up to which its ranks are heard */
 };
 
+/* Root: who has done an op. */
+struct nodes_done {
+    struct ranks nodes;
+    bool all; /* of those that take part */
+};
+
 struct nodes_log_item {
     size_t bytes;
     uint8_t *data;
@@ -76,7 +82,7 @@ struct nodes {
     uint64_t unheard_at; /* event after which something was to be heard */
     uint32_t generation;
     uint64_t done_from; /* ops before it are done, or nobody's */
-    uint64_t *done;     /* bit per node that has done it; op % done_room, a power of 2 */
+    struct nodes_done *done; /* op % done_room, a power of 2 */
     uint32_t done_room;
 };
 

@@ -24,13 +24,13 @@ static uint32_t node_of(const struct nodes *nodes, uint32_t peer)
     return node;
 }
 
-static uint64_t active_bits(const struct nodes *nodes)
+static bool is_alone(const struct nodes *nodes)
 {
-    uint64_t bits = 0;
+    uint32_t node = 1;
 
-    for (uint32_t node = 0; node < GW_NODES_MAX; node++)
-        bits |= (uint64_t)nodes->members[node].active << node;
-    return bits;
+    while (node <= nodes->assigned && !nodes->members[node].active)
+        node++;
+    return node > nodes->assigned;
 }
 
 static void send_away(struct nodes *nodes, uint32_t peer, int code, const char *text)
@@ -142,7 +142,7 @@ static int publish_event(struct nodes *nodes, const struct nodes_event *event, u
     struct wire_msg msg;
     int r;
 
-    if (!nodes->log_kept && active_bits(nodes) == 1)
+    if (!nodes->log_kept && is_alone(nodes))
         return 0; /* all ranks are here */
     nodes_event_msg(event, at_ns, &msg);
     r = publish_msg(nodes, &msg);
@@ -163,7 +163,7 @@ static void follow_generation(struct nodes *nodes)
     nodes->generation = generation;
     nodes->done_from = job_last_op(job) + 1;
     for (uint32_t i = 0; i < nodes->done_room; i++)
-        nodes->done[i] = 0;
+        nodes->done[i] = (struct nodes_done){.all = false};
 }
 
 static int carry_out(struct nodes *nodes, struct nodes_event *event)
@@ -219,7 +219,7 @@ static int put(struct nodes *nodes, const struct core_event *event, uint32_t nod
 static int done_room(struct nodes *nodes, uint64_t ahead)
 {
     uint32_t room = nodes->done_room ? nodes->done_room : 256;
-    uint64_t *grown;
+    struct nodes_done *grown;
 
     if (ahead < nodes->done_room)
         return 0;
@@ -238,9 +238,18 @@ static int done_room(struct nodes *nodes, uint64_t ahead)
     return 0;
 }
 
+static bool all_have(const struct nodes *nodes, const struct ranks *done)
+{
+    uint32_t node = 0;
+
+    while (node <= nodes->assigned && (!nodes->members[node].active || ranks_has(done, node)))
+        node++;
+    return node > nodes->assigned;
+}
+
 int root_op_done(struct nodes *nodes, uint32_t node, uint64_t op)
 {
-    uint64_t all = active_bits(nodes), *bits;
+    struct nodes_done *done;
     int r;
 
     if (op < nodes->done_from)
@@ -248,13 +257,13 @@ int root_op_done(struct nodes *nodes, uint32_t node, uint64_t op)
     r = done_room(nodes, op - nodes->done_from);
     if (r < 0)
         return node == 0 ? r : 0; /* a node that makes numbers up hurts its own job only */
-    bits = &nodes->done[op % nodes->done_room];
-    *bits |= 1ull << node;
-    if ((*bits & all) != all)
+    done = &nodes->done[op % nodes->done_room];
+    ranks_add(&done->nodes, node);
+    if (done->all || !all_have(nodes, &done->nodes))
         return 0;
-    *bits = UINT64_MAX;
-    while (nodes->done[nodes->done_from % nodes->done_room] == UINT64_MAX)
-        nodes->done[nodes->done_from++ % nodes->done_room] = 0;
+    done->all = true;
+    while (nodes->done[nodes->done_from % nodes->done_room].all)
+        nodes->done[nodes->done_from++ % nodes->done_room] = (struct nodes_done){.all = false};
     return put(nodes, &(struct core_event){.kind = CORE_EV_OP_DONE, .op = op}, 0);
 }
 

@@ -96,6 +96,7 @@ void session_unbind(struct session *session)
         return;
     session->state = SESSION_LEFT;
     engine->ranks[session->rank] = NULL;
+    ranks_drop(&engine->held, session->rank);
     job_detach(engine->job, session->rank);
 }
 
@@ -164,6 +165,7 @@ void session_close(struct session *session, const char *how)
         log_line("rank %u (%s, pid %d) is gone: %s", rank, session->client, (int)session->pid, how);
     if (held) {
         engine->ranks[rank] = NULL;
+        ranks_drop(&engine->held, rank);
         if (!engine->ending)
             r = job_lost(engine->job, now_ns(), rank, how);
         session->state = SESSION_LEFT;
@@ -271,6 +273,14 @@ static void welcome(struct session *session)
     session_send(session, &msg, fds, 4);
 }
 
+/* Two for each rank, for its last client may be there yet, and some to be sent away. */
+static unsigned sessions_max(const struct engine *engine)
+{
+    unsigned most = 2 * (engine->job ? job_world(engine->job) : GW_RANKS_MAX) + 32;
+
+    return most > ENGINE_SESSIONS_LEAST ? most : ENGINE_SESSIONS_LEAST;
+}
+
 /* 0, or why this client cannot be served. */
 static int check_client(struct engine *engine, int fd, const struct wire_msg *hello,
                         struct ucred *ret_cred, struct text *why)
@@ -302,7 +312,7 @@ static int check_client(struct engine *engine, int fd, const struct wire_msg *he
         text_add(why, "this engine runs another job");
         return GW_E_NOT_FOUND;
     }
-    if (engine->session_count >= ENGINE_SESSIONS_MAX) {
+    if (engine->session_count >= sessions_max(engine)) {
         text_add(why, "%u clients are connected to this job already", engine->session_count);
         return GW_E_LIMIT;
     }

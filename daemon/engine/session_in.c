@@ -172,12 +172,13 @@ bool session_take_turns(struct engine *engine)
 {
     bool some = false;
 
-    for (uint32_t rank = 0; rank < GW_RANKS_MAX; rank++) {
+    for (uint32_t rank = ranks_first(&engine->held); rank < GW_RANKS_MAX;
+         rank = ranks_next(&engine->held, rank + 1)) {
         struct session *session = engine->ranks[rank];
         unsigned left = ENGINE_FRAMES_PER_TURN;
         uint64_t seen;
 
-        if (!session || !session_has_more(session))
+        if (!session_has_more(session))
             continue;
         some = session->busy = true;
         seen = submit_seen(&session->submit);
@@ -199,11 +200,10 @@ bool session_hear_out(struct engine *engine)
         return false;
     while (unheard != before) {
         before = unheard;
-        for (uint32_t rank = 0; rank < GW_RANKS_MAX; rank++) {
+        for (uint32_t rank = ranks_first(&engine->held); rank < GW_RANKS_MAX;
+             rank = ranks_next(&engine->held, rank + 1)) {
             struct session *session = engine->ranks[rank];
 
-            if (!session)
-                continue;
             session->busy = true;
             take_all(session);
             session->busy = false;
@@ -293,10 +293,9 @@ static void hear(struct session *session)
 
 void session_hear_ranks(struct engine *engine)
 {
-    for (uint32_t rank = 0; rank < GW_RANKS_MAX && engine->fault == 0; rank++) {
-        if (engine->ranks[rank])
-            hear(engine->ranks[rank]);
-    }
+    for (uint32_t rank = ranks_first(&engine->held); rank < GW_RANKS_MAX && engine->fault == 0;
+         rank = ranks_next(&engine->held, rank + 1))
+        hear(engine->ranks[rank]);
 }
 
 static struct session *next_doomed(struct engine *engine)

@@ -17,7 +17,7 @@
 
 /* All ranks may write or read at once, and the root hands all of it to each node; half is left for
  * the log. */
-_Static_assert(GW_RANKS_MAX * GW_STAGING_BYTES <= STAR_QUEUE_BYTES / 2, "values fit");
+_Static_assert(GW_STAGING_ALL_BYTES <= STAR_QUEUE_BYTES / 2, "values fit");
 
 struct io {
     uint32_t request;   /* 0: none */
@@ -50,7 +50,7 @@ static void io_end(struct io *io)
 
 void span_reset(struct job *job)
 {
-    for (uint32_t rank = 0; job->span && rank < GW_RANKS_MAX; rank++)
+    for (uint32_t rank = 0; job->span && rank < job->config.world; rank++)
         io_end(&job->span->io[rank]);
 }
 
@@ -111,7 +111,7 @@ int span_param_io(struct job *job, uint32_t rank, const struct wire_msg *msg)
     int r = 0;
 
     io_end(io);
-    if (count > GW_STAGING_BYTES / sizeof(float))
+    if (count > gw_staging_bytes(job->config.world) / sizeof(float))
         return 0; /* the core refuses it */
     bytes = count * sizeof(float);
     staging = staging_of(job, rank, bytes);

@@ -262,6 +262,7 @@ static int star_new(const struct star_config *config, bool root, struct star **r
     star->root = root;
     star->beat_ns = beat_ns;
     star->lost_ns = lost_ns;
+    star->peers_max = config->peers_max;
     star->callbacks = config->callbacks;
     star->last_event = &star->events;
     star->last_due = &star->due;

@@ -32,6 +32,7 @@
 #define STAR_ROOT 0u /* the root, as peer of a node */
 #define STAR_MESSAGE_MAX GW_FRAME_MAX
 #define STAR_STRANGERS 64u
+#define STAR_SPARE_PEERS 64u /* proved, and sent away, beside a full job */
 #define STAR_FULL_BYTES (4u << 20)   /* of what waits for one peer: then it is time to say less */
 #define STAR_QUEUE_BYTES (64u << 20) /* most that waits for one peer; then it is lost */
 #define STAR_BEAT_NS 100000000ull
@@ -63,6 +64,7 @@ struct star_config {
     const char *interface;
     uint16_t port_first, port_last;
     uint64_t beat_ns, lost_ns;   /* 0: the defaults; else 1 ms or more, and 4 beats or more */
+    uint32_t peers_max;          /* root: nodes that have proved themselves, at one time */
     uint64_t connect_timeout_ns; /* nodes: the first connection, retries included; 0: 10 s */
     struct star_callbacks callbacks;
 };

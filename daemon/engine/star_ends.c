@@ -90,7 +90,7 @@ static struct star_peer *peer_for(struct star *star, const struct star_open *ope
         *ret_refusal = STAR_BYE_FORGOTTEN;
     else if (closed)
         *ret_refusal = STAR_BYE_DOOR;
-    else if (star->peer_count >= STAR_PEERS_MAX ||
+    else if (star->peer_count >= star->peers_max ||
              star_peer_new(star, star->last_number + 1, open->session, &peer) < 0)
         *ret_refusal = STAR_BYE_FULL;
     else

@@ -28,7 +28,6 @@
 #include "daemon/engine/star_flow.h"
 #include "daemon/engine/star_proof.h"
 
-#define STAR_PEERS_MAX (2 * GW_NODES_MAX) /* the engine sends away whom it does not want */
 #define STAR_PROOF_NS 2000000000ull
 #define STAR_LEAVE_NS 1000000000ull
 #define STAR_ACK_BYTES (STAR_QUEUE_BYTES / 64)
@@ -121,7 +120,7 @@ struct star {
     bool ended; /* only handles are left */
     struct star_peer *peers;
     struct star_conn *conns;
-    unsigned peer_count;
+    uint32_t peer_count, peers_max;
     uint64_t ticked_ns;
     uint8_t record_out[STAR_RECORD_MAX], record_in[STAR_RECORD_MAX];
     /* Root. */

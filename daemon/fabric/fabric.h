@@ -32,6 +32,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #include "daemon/core/core.h"
 #include "daemon/device/device.h"
@@ -52,6 +53,12 @@ struct fabric_nodes {
         char name[GW_LABEL_MAX + 1];            /* for texts */
     } at[GW_NODES_MAX];
 };
+
+/* Of those that there are: the table has room for many more. */
+static inline void fabric_nodes_copy(struct fabric_nodes *to, const struct fabric_nodes *from)
+{
+    memcpy(to, from, offsetof(struct fabric_nodes, at) + from->count * sizeof(from->at[0]));
+}
 
 struct fabric_config {
     const struct fabric_nodes *nodes; /* NULL: all ranks are here */

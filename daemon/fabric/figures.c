@@ -72,9 +72,9 @@ void figures_read(const struct fabric_counters *counters, uint32_t rank,
     }
 }
 
-void figures_reset(struct fabric_counters *counters)
+void figures_reset(struct fabric_counters *counters, uint32_t world)
 {
-    for (uint32_t rank = 0; rank < GW_RANKS_MAX; rank++)
+    for (uint32_t rank = 0; rank < world; rank++)
         for (uint32_t kind = 0; kind < GW_KINDS; kind++) {
             struct fabric_counter *counter = &counters->at[rank][kind];
             atomic_store_explicit(&counter->calls, 0, memory_order_relaxed);

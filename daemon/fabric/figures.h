@@ -30,7 +30,7 @@ void figures_crossed(struct fabric_counters *counters, const struct core_op *op,
                      uint64_t bytes);
 void figures_read(const struct fabric_counters *counters, uint32_t rank,
                   struct gw_counters ret_kinds[GW_KINDS]);
-void figures_reset(struct fabric_counters *counters);
+void figures_reset(struct fabric_counters *counters, uint32_t world);
 
 uint64_t figures_ring_bytes(const struct core_op *op);
 /* Those that take part. */

@@ -70,7 +70,7 @@ def test_a_socket_path_that_is_too_long_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("rank, world, part", [(0, 0, "world is 0"), (2, 2, "rank is 2"),
-                                               (0, 65, "world is 65")])
+                                               (0, 1025, "world is 1025")])
 def test_ranks_that_cannot_be_are_refused_before_connecting(rank, world, part):
     name, text = error(gw.Job, rank, world, socket="/nowhere")
     assert name == "GW_E_INVALID" and part in text

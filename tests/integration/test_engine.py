@@ -330,7 +330,7 @@ def test_a_second_creation_is_refused(start):
     assert first.ask("STATS_GET", request=3).type == "STATS"
 
 
-@pytest.mark.parametrize("rank, world", [(0, 0), (1, 1), (0, 65), (7, 4)])
+@pytest.mark.parametrize("rank, world", [(0, 0), (1, 1), (0, 1025), (7, 4)])
 def test_impossible_ranks_cannot_create(start, rank, world):
     engine = start()
     client = engine.welcomed()
@@ -338,6 +338,13 @@ def test_impossible_ranks_cannot_create(start, rank, world):
     with contextlib.suppress(wire.Closed):
         reply = client.receive()
         assert (reply.type, reply.code) in (("DONE", "INVALID"), ("CLOSE", "PROTOCOL")), reply
+
+
+def test_a_job_on_gpus_has_at_most_64_ranks(start):
+    client = start().welcomed()
+    reply = client.ask("JOB_CREATE", {1: 0, 2: 65, 8: 1, 9: b"G" * 16})
+    assert reply.code == "LIMIT" and "a job of 65 ranks on GPUs" in reply.reason
+    assert client.ask("JOB_CREATE", {1: 0, 2: 65}, request=2).type == "JOINED"
 
 
 @pytest.mark.parametrize("room", [1, 2, 3, 4])

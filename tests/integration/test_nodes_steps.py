@@ -79,6 +79,14 @@ def test_seven_and_eight_ranks(runtime_dir, tmp_path):
         assert alone == apart
 
 
+def test_more_ranks_than_a_word_has_bits(runtime_dir, tmp_path):
+    with nodes.Cluster(runtime_dir, 2) as cluster:
+        alone, apart = trained(tmp_path, 66, 1, [
+            ("alone", str(cluster.nodes[0].socket), 2),
+            ("apart", cluster.spread([0] * 30 + [1] * 36), 2)])
+        assert alone == apart
+
+
 def shaped(cluster, rate, **options):
     if cluster.network.why is not None:
         pytest.skip(f"no network that can be shaped: {cluster.network.why}")

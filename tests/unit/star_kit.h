@@ -182,6 +182,7 @@ static inline struct star_config kit_config(struct kit *kit, struct side *side)
         .interface = "127.0.0.1",
         .beat_ns = 20 * MS,
         .lost_ns = 60 * SECOND,
+        .peers_max = 128,
         .callbacks = {kit_joined, kit_message, kit_lost, side},
     };
 }

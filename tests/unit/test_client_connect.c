@@ -381,7 +381,7 @@ static void the_creator_says_how_many_nodes(void **state)
     start_and_close(NULL, 0);
     assert_int_equal(said.start.u.job_create.nodes, 0);
     start_and_close(NULL, GW_NODES_MAX);
-    assert_int_equal(said.start.u.job_create.nodes, 64);
+    assert_int_equal(said.start.u.job_create.nodes, 1024);
     assert_int_equal(said.hello.u.hello.tag_bytes, 0);
     assert_int_equal(said.hello.u.hello.spans, 0);
 }
@@ -389,13 +389,14 @@ static void the_creator_says_how_many_nodes(void **state)
 static void what_is_no_job_is_refused_without_a_daemon(void **state)
 {
     struct gw_job_options options = {
-        .struct_size = sizeof(options), .socket_path = "/nobody/listens", .world = 1, .nodes = 65};
+        .struct_size = sizeof(options), .socket_path = "/nobody/listens", .world = 1,
+        .nodes = 1025};
     struct gw_job_id id = {.size_bytes = JOB_ID_BYTES};
     gw_job *job = NULL;
 
     (void)state;
     assert_int_equal(gw_job_create(&options, &job), GW_E_INVALID);
-    assert_non_null(strstr(gw_last_error(), "nodes is 65"));
+    assert_non_null(strstr(gw_last_error(), "nodes is 1025"));
     options.nodes = 0;
     assert_int_equal(gw_job_join(&options, &id, &job), GW_E_INVALID);
     assert_non_null(strstr(gw_last_error(), "not an id"));

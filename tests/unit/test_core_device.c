@@ -127,7 +127,7 @@ static void test_ops_of_different_groups_keep_their_order(void **state)
         struct wire_msg msg = {.type = WIRE_GROUP_NEW, .request = 70};
 
         msg.u.group_new.count = 2;
-        msg.u.group_new.ranks[1] = 1;
+        msg.u.group_new.ranks = (const uint32_t[]){0, 1};
         kit_send(rank, &msg);
     }
     kit_next(CORE_EFF_REPLY);

@@ -9,9 +9,15 @@ static const struct wire_seal plain = {.stage = 2, .bucket_bytes = 64};
 
 static struct wire_msg group_msg(uint32_t count, uint32_t shard_ranks, uint32_t a, uint32_t b)
 {
-    struct wire_msg msg = {.u.param_group = {
-                               .count = count, .ranks = {a, b, 2, 3}, .shard_ranks = shard_ranks}};
+    static uint32_t pool[8][4], next;
+    uint32_t *ranks = pool[next++ % 8];
+    struct wire_msg msg = {
+        .u.param_group = {.count = count, .ranks = ranks, .shard_ranks = shard_ranks}};
 
+    ranks[0] = a;
+    ranks[1] = b;
+    ranks[2] = 2;
+    ranks[3] = 3;
     return msg;
 }
 
@@ -46,8 +52,8 @@ static void test_wrong_groups_are_refused(void **state)
     start(4);
     add_group(0, 2, 0, 0, 4, GW_E_INVALID, "a group cannot hold rank 4: the job has 4 ranks");
     add_group(0, 2, 0, 3, 3, GW_E_INVALID, "rank 3 stands twice in a group's list");
-    add_group(0, 0, 0, 0, 0, GW_E_INVALID, "a group has 1 to 64 ranks, not 0");
-    add_group(0, GW_RANKS_MAX + 1, 0, 0, 0, GW_E_INVALID, "a group has 1 to 64 ranks, not 65");
+    add_group(0, 0, 0, 0, 0, GW_E_INVALID, "a group has 1 to 1024 ranks, not 0");
+    add_group(0, GW_RANKS_MAX + 1, 0, 0, 0, GW_E_INVALID, "a group has 1 to 1024 ranks, not 1025");
     add_group(0, 4, 3, 0, 1, GW_E_INVALID,
               "a group's shard_ranks is 3, but must divide the 4 ranks");
     for (uint32_t g = 1; g < GW_GROUPS_MAX; g++)
@@ -96,8 +102,8 @@ static void test_contradicting_options_are_named(void **state)
          "shard_ranks is 2, but in stage 0 nothing is sharded"},
         {{.stage = 3, .bucket_bytes = 64, .shard_ranks = 2, .gather = GW_GATHER_MAPPED},
          "shard_ranks is 2, but with gather mapped there is one copy of the shards"},
-        {{.stage = 1, .bucket_bytes = 64, .shard_ranks = 65},
-         "shard_ranks is 65, but must be 0 to 64"},
+        {{.stage = 1, .bucket_bytes = 64, .shard_ranks = 1025},
+         "shard_ranks is 1025, but must be 0 to 1024"},
         {{.stage = 2, .bucket_bytes = 64, .persist_bytes = 8},
          "persist_bytes is for stage 3, but stage is 2"},
         {{.stage = 2, .bucket_bytes = 64, .secondary_ranks = 2},
@@ -108,8 +114,8 @@ static void test_contradicting_options_are_named(void **state)
          "secondary_ranks is 3, but must divide the 4 ranks"},
         {{.stage = 3, .bucket_bytes = 64, .secondary_ranks = 2, .shard_ranks = 2},
          "secondary_ranks is 2 and shard_ranks 2, but a run of shard_ranks holds a whole copy"},
-        {{.stage = 3, .bucket_bytes = 64, .secondary_ranks = 65},
-         "secondary_ranks is 65, but must be 0 to 64"},
+        {{.stage = 3, .bucket_bytes = 64, .secondary_ranks = 1025},
+         "secondary_ranks is 1025, but must be 0 to 1024"},
         {{.stage = 1, .bucket_bytes = 64, .norm = 2}, "norm is 2, but must be 0 to 1"},
         {{.stage = 1, .bucket_bytes = 64, .reduce_dtype = 3},
          "reduce_dtype is 3, but must be 0 to 2"},

@@ -196,7 +196,8 @@ static void test_order_and_slots(void **state)
 
 static uint32_t ask_group(uint32_t rank, uint32_t count, uint32_t a, uint32_t b, uint32_t c)
 {
-    struct wire_msg msg = {.u.group_new = {.count = count, .ranks = {a, b, c}}};
+    const uint32_t ranks[] = {a, b, c};
+    struct wire_msg msg = {.u.group_new = {.count = count, .ranks = ranks}};
 
     return kit_ask(rank, &msg, WIRE_GROUP_NEW);
 }

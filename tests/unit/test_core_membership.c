@@ -116,7 +116,7 @@ static void test_lost_answers_open_requests(void **state)
 {
     const struct kit_param param = {"w", "", 8};
     const struct wire_seal seal = {.stage = 0, .bucket_bytes = 64};
-    struct wire_msg group = {.u.group_new = {.count = 2, .ranks = {0, 1}}};
+    struct wire_msg group = {.u.group_new = {.count = 2, .ranks = (const uint32_t[]){0, 1}}};
     uint32_t sealing, grouping;
 
     (void)state;
@@ -366,9 +366,9 @@ static void test_configuration(void **state)
 
     (void)state;
     assert_int_equal(core_new(&config, &core), GW_E_INVALID);
-    config.world = 65;
+    config.world = 1025;
     assert_int_equal(core_new(&config, &core), GW_E_INVALID);
-    config.world = 64;
+    config.world = 1024;
     assert_int_equal(core_new(&config, &core), 0);
     assert_null(core_free(core));
     assert_null(core_free(NULL));

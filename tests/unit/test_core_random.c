@@ -115,6 +115,7 @@ static void fill_message(struct wire_msg *msg, uint32_t rank)
         WIRE_PARAM_GROUP, WIRE_OP,        WIRE_REGISTER, WIRE_SEAL, WIRE_ARENA_GET,   WIRE_STEP_END,
         WIRE_READY,       WIRE_ACQUIRE,   WIRE_LEAVE,    WIRE_JOIN};
     static struct wire_param param = {.name = "w", .unit = "", .numel = 8};
+    static uint32_t ranks[2];
     /* The last four end something: rare. */
     uint32_t most = sizeof(types) / sizeof(types[0]) - (pick(20) ? 5 : 0);
 
@@ -123,12 +124,14 @@ static void fill_message(struct wire_msg *msg, uint32_t rank)
     switch (msg->type) {
     case WIRE_GROUP_NEW:
         msg->u.group_new.count = 1 + pick(2);
-        msg->u.group_new.ranks[0] = pick(6) ? rank : pick(WORLD + 1);
-        msg->u.group_new.ranks[1] = pick(WORLD);
+        ranks[0] = pick(6) ? rank : pick(WORLD + 1);
+        ranks[1] = pick(WORLD);
+        msg->u.group_new.ranks = ranks;
         break;
     case WIRE_PARAM_GROUP:
         msg->u.param_group.count = 1;
-        msg->u.param_group.ranks[0] = pick(8) ? 0 : pick(WORLD + 1);
+        ranks[0] = pick(8) ? 0 : pick(WORLD + 1);
+        msg->u.param_group.ranks = ranks;
         break;
     case WIRE_REGISTER:
         param.group = pick(8) ? 0 : pick(3);

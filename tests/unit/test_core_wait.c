@@ -215,7 +215,7 @@ static void test_token_that_never_rises(void **state)
 /* The oldest wait is followed; when it ends, the next oldest, whose clock began when it did. */
 static void test_oldest_wait_first(void **state)
 {
-    struct wire_msg group = {.u.group_new = {.count = 2, .ranks = {0, 1}}};
+    struct wire_msg group = {.u.group_new = {.count = 2, .ranks = (const uint32_t[]){0, 1}}};
 
     (void)state;
     kit_start(2, 300, 1800);

@@ -87,7 +87,7 @@ static void register_params(struct bench *bench, uint32_t rank)
     struct wire_param params[PARAMS];
 
     msg.u.param_group.count = 2;
-    memcpy(msg.u.param_group.ranks, pair, sizeof(pair));
+    msg.u.param_group.ranks = pair;
     assert_done(ask(bench, rank, &msg), 0);
     for (uint32_t p = 0; p < PARAMS; p++)
         params[p] = (struct wire_param){.name = names[p],

@@ -294,7 +294,7 @@ static void set_up(struct rank *rank)
 
     posted->msg.request = 1;
     posted->msg.u.param_group.count = 2;
-    memcpy(posted->msg.u.param_group.ranks, pair, sizeof(pair));
+    posted->msg.u.param_group.ranks = pair;
     call(rank, WIRE_DONE);
     posted = post(rank, WIRE_REGISTER);
     posted->msg.request = 2;

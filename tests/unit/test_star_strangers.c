@@ -284,7 +284,7 @@ static void test_false_claims(void **state)
     end(&world, 1);
 }
 
-/* No more than 128 proved ones, whatever the engine does with them. */
+/* No more proved ones than the 128 that the kit allows, whatever the engine does with them. */
 static void test_too_many_peers(void **state)
 {
     struct world world;

@@ -79,6 +79,17 @@ static void check_equal(const struct wire_msg *want, const struct wire_msg *got)
     assert_int_equal(got->type, want->type);
     assert_int_equal(got->request, want->request);
     switch (want->type) {
+    case WIRE_GROUP_NEW:
+        assert_int_equal(got->u.group_new.count, want->u.group_new.count);
+        assert_memory_equal(got->u.group_new.ranks, want->u.group_new.ranks,
+                            want->u.group_new.count * sizeof(*got->u.group_new.ranks));
+        break;
+    case WIRE_PARAM_GROUP:
+        assert_int_equal(got->u.param_group.count, want->u.param_group.count);
+        assert_int_equal(got->u.param_group.shard_ranks, want->u.param_group.shard_ranks);
+        assert_memory_equal(got->u.param_group.ranks, want->u.param_group.ranks,
+                            want->u.param_group.count * sizeof(*got->u.param_group.ranks));
+        break;
     case WIRE_REGISTER:
         check_params(want, got);
         break;

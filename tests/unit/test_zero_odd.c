@@ -15,7 +15,7 @@ static void test_worlds_out_of_range(void **state)
     fx_open(fx, 0, 128);
     assert_int_equal(zero_new(fx->layout, &fx->options, 0, false, 0, fx->effects, &none),
                      GW_E_INVALID);
-    assert_int_equal(zero_new(fx->layout, &fx->options, 65, false, 0, fx->effects, &none),
+    assert_int_equal(zero_new(fx->layout, &fx->options, 1025, false, 0, fx->effects, &none),
                      GW_E_INVALID);
     assert_int_equal(zero_arena_bytes(fx->zero, GW_ARENA_GRADS, 63), 128 * 4);
     assert_int_equal(fx_bare(fx, 63, WIRE_STEP_END), 0);

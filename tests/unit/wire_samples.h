@@ -168,14 +168,23 @@ static void samples_session(void)
     msg->u.joined.device = GW_DEVICE_CUDA;
 }
 
+/* All of them, the last one first. */
+static const uint32_t *sample_ranks(void)
+{
+    static uint32_t ranks[GW_RANKS_MAX];
+
+    for (uint32_t i = 0; i < GW_RANKS_MAX; i++)
+        ranks[i] = GW_RANKS_MAX - 1 - i;
+    return ranks;
+}
+
 static void samples_collectives(void)
 {
     struct wire_msg *msg;
 
     msg = sample_add(WIRE_GROUP_NEW);
     msg->u.group_new.count = GW_RANKS_MAX;
-    for (uint32_t i = 0; i < GW_RANKS_MAX; i++)
-        msg->u.group_new.ranks[i] = GW_RANKS_MAX - 1 - i;
+    msg->u.group_new.ranks = sample_ranks();
     sample_add(WIRE_GROUP_MADE)->u.group_made.group = GW_GROUPS_MAX - 1;
     msg = sample_add(WIRE_BUFFER_NEW);
     msg->u.buffer_new.bytes = UINT64_MAX;
@@ -209,8 +218,7 @@ static void samples_zero(void)
 
     msg = sample_add(WIRE_PARAM_GROUP);
     msg->u.param_group.count = GW_RANKS_MAX;
-    for (uint32_t i = 0; i < GW_RANKS_MAX; i++)
-        msg->u.param_group.ranks[i] = GW_RANKS_MAX - 1 - i;
+    msg->u.param_group.ranks = sample_ranks();
     msg->u.param_group.shard_ranks = GW_RANKS_MAX;
     msg = sample_add(WIRE_REGISTER);
     msg->u.reg.first = GW_PARAMS_MAX - GW_PARAMS_PER_FRAME;
@@ -317,7 +325,7 @@ static inline void samples_star(void)
     msg->u.star_hello.sent_ns = INT64_MAX;
     msg = sample_add(WIRE_STAR_WELCOME);
     msg->u.star_welcome.node = GW_NODES_MAX - 1;
-    msg->u.star_welcome.world = GW_RANKS_MAX;
+    msg->u.star_welcome.world = GW_GPU_RANKS_MAX;
     msg->u.star_welcome.device = GW_DEVICE_CUDA;
     msg->u.star_welcome.sent_ns = 1;
     msg->u.star_welcome.now_ns = INT64_MAX;

@@ -21,16 +21,16 @@
 #include "daemon/device/cuda/work.h"
 
 #define CUDA_STAMP_SLOTS 2048u /* works in flight with stamps of their own; others share slot 0 */
-#define CUDA_SLOT_PARTS (GW_RANKS_MAX + 1u) /* the last one in use: the result of the parts */
+#define CUDA_SLOT_PARTS (GW_GPU_RANKS_MAX + 1u) /* the last one in use: the result of the parts */
 #define CUDA_TICK_NS 100000000u /* how often an issuing thread looks after what is unfinished */
 
 /* Pinned host memory that all GPUs reach at the same address. */
 struct cuda_shared {
     uint64_t aborted;                            /* bit per rank; kernels read it */
-    uint64_t done[CUDA_LANES_MAX][GW_RANKS_MAX]; /* words.c: ops that have run */
-    struct gw_k_lane runs[CUDA_LANES_MAX][GW_RANKS_MAX];
-    uint64_t link_free_ns[GW_RANKS_MAX];
-    uint64_t clock[GW_RANKS_MAX]; /* for the measurement of clock_ns */
+    uint64_t done[CUDA_LANES_MAX][GW_GPU_RANKS_MAX]; /* words.c: ops that have run */
+    struct gw_k_lane runs[CUDA_LANES_MAX][GW_GPU_RANKS_MAX];
+    uint64_t link_free_ns[GW_GPU_RANKS_MAX];
+    uint64_t clock[GW_GPU_RANKS_MAX]; /* for the measurement of clock_ns */
 };
 
 struct cuda_mark;     /* events.c */
@@ -115,7 +115,7 @@ struct cuda_raised {
 struct cuda_device {
     struct cuda_device *left; /* the next that was left as it is */
     struct device_config config;
-    struct cuda_gpu gpus[GW_RANKS_MAX];
+    struct cuda_gpu gpus[GW_GPU_RANKS_MAX];
     struct cuda_stream streams[CUDA_LANES_MAX];
     uint64_t placed;                               /* bit per rank */
     struct cuda_shared *shared;                    /* NULL until the first place */

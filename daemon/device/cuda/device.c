@@ -320,7 +320,7 @@ static void free_all(struct cuda_device *device)
         (void)cu.cuMemFreeHost(device->stamps);
         (void)cu.cuMemFreeHost(device->shared);
     }
-    for (uint32_t rank = 0; rank < GW_RANKS_MAX; rank++)
+    for (uint32_t rank = 0; rank < GW_GPU_RANKS_MAX; rank++)
         cuda_unplace(&device->gpus[rank]);
     pthread_cond_destroy(&device->quiet);
     pthread_cond_destroy(&device->moved);
@@ -352,7 +352,7 @@ static struct device *device_free(struct device *device)
         left = of;
         return NULL;
     }
-    for (uint32_t rank = 0; rank < GW_RANKS_MAX; rank++)
+    for (uint32_t rank = 0; rank < GW_GPU_RANKS_MAX; rank++)
         cuda_issuer_stop(&of->gpus[rank]);
     while (take_done(device, &done))
         ;
@@ -378,14 +378,15 @@ int cuda_gpu(const struct device *device, uint32_t rank)
 {
     const struct cuda_device *of = cuda_of(device);
 
-    return rank < GW_RANKS_MAX && of->gpus[rank].placed ? of->gpus[rank].ordinal : -1;
+    return rank < GW_GPU_RANKS_MAX && of->gpus[rank].placed ? of->gpus[rank].ordinal : -1;
 }
 
 bool cuda_peers(const struct device *device, uint32_t rank, uint32_t other)
 {
     const struct cuda_device *of = cuda_of(device);
 
-    return rank < GW_RANKS_MAX && other < GW_RANKS_MAX && of->gpus[other].reached >> rank & 1;
+    return rank < GW_GPU_RANKS_MAX && other < GW_GPU_RANKS_MAX &&
+           of->gpus[other].reached >> rank & 1;
 }
 
 static const char *ordering(const struct device *device)

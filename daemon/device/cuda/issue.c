@@ -372,7 +372,7 @@ int cuda_call(struct device *device, uint32_t rank, void (*call)(void *arg, int 
     struct cuda_device *of = cuda_of(device);
     struct cuda_item *item;
 
-    if (rank >= GW_RANKS_MAX || !of->gpus[rank].placed)
+    if (rank >= GW_GPU_RANKS_MAX || !of->gpus[rank].placed)
         return GW_E_NO_DEVICE;
     item = calloc(1, sizeof(*item));
     if (!item)
@@ -389,7 +389,7 @@ int cuda_idle(struct device *device, uint32_t rank, void (*idle)(void *arg, int 
 {
     struct cuda_device *of = cuda_of(device);
 
-    if (rank >= GW_RANKS_MAX || !of->gpus[rank].placed)
+    if (rank >= GW_GPU_RANKS_MAX || !of->gpus[rank].placed)
         return GW_E_NO_DEVICE;
     pthread_mutex_lock(&of->lock);
     of->gpus[rank].idle = idle;

@@ -602,7 +602,7 @@ extern "C" int cuda_load_kernels(void)
 _Static_assert(sizeof(struct gw_k_partial) == sizeof(struct kernel_partial) &&
                    offsetof(struct gw_k_partial, nonfinite) ==
                        offsetof(struct kernel_partial, nonfinite) &&
-                   GW_K_CHUNK == KERNEL_CHUNK && GW_K_INPUTS == GW_RANKS_MAX,
+                   GW_K_CHUNK == KERNEL_CHUNK && GW_K_INPUTS == GW_GPU_RANKS_MAX,
                "as the host's");
 _Static_assert(sizeof(struct gw_k_slot) == sizeof(struct gw_shm_slot) &&
                    offsetof(struct gw_k_slot, ready_ns) == offsetof(struct gw_shm_slot, ready_ns) &&

@@ -20,7 +20,7 @@ extern "C" {
 #define GW_K_BLOCK 256u
 #define GW_K_CHUNK 4096u /* elements; KERNEL_CHUNK */
 #define GW_K_LANES 16u
-#define GW_K_INPUTS 64u  /* GW_RANKS_MAX */
+#define GW_K_INPUTS 64u  /* GW_GPU_RANKS_MAX */
 #define GW_K_SIGNALS 64u
 
 enum gw_k_type { GW_K_FP32 = 0, GW_K_FP16 = 1, GW_K_BF16 = 2 };

@@ -20,11 +20,11 @@ int cuda_stream_new(struct device *device, const char *name, struct device_strea
     (void)name;
     if (lane == CUDA_LANES_MAX)
         return GW_E_LIMIT;
-    for (uint32_t rank = 0; rank < GW_RANKS_MAX && r == 0; rank++)
+    for (uint32_t rank = 0; rank < GW_GPU_RANKS_MAX && r == 0; rank++)
         if (of->gpus[rank].placed)
             r = cuda_track_new(&of->gpus[rank], lane);
     if (r < 0) {
-        for (uint32_t rank = 0; rank < GW_RANKS_MAX; rank++)
+        for (uint32_t rank = 0; rank < GW_GPU_RANKS_MAX; rank++)
             if (of->gpus[rank].placed)
                 cuda_track_free(&of->gpus[rank], lane);
         return r;

@@ -26,7 +26,7 @@ static CUdeviceptr address(const void *at)
 
 static struct cuda_gpu *gpu_of(struct cuda_device *device, uint32_t rank)
 {
-    return rank < GW_RANKS_MAX && device->gpus[rank].placed ? &device->gpus[rank] : NULL;
+    return rank < GW_GPU_RANKS_MAX && device->gpus[rank].placed ? &device->gpus[rank] : NULL;
 }
 
 static void link_block(struct cuda_device *device, struct cuda_block *block)
@@ -89,7 +89,7 @@ static CUresult map(struct cuda_device *device, struct cuda_block *block)
         return result;
     }
     block->memory.base = (void *)(uintptr_t)base;
-    for (uint32_t rank = 0; rank < GW_RANKS_MAX && result == CUDA_SUCCESS; rank++) {
+    for (uint32_t rank = 0; rank < GW_GPU_RANKS_MAX && result == CUDA_SUCCESS; rank++) {
         const struct cuda_gpu *other = &device->gpus[rank];
         if (other->placed && other->reached >> block->rank & 1)
             result = open_to(block, other);

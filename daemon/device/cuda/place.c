@@ -80,7 +80,7 @@ static int check_alone(const struct cuda_device *device, const struct cuda_gpu *
 {
     char name[DEVICE_GPU_NAME_BYTES];
 
-    for (uint32_t rank = 0; rank < GW_RANKS_MAX; rank++) {
+    for (uint32_t rank = 0; rank < GW_GPU_RANKS_MAX; rank++) {
         const struct cuda_gpu *other = &device->gpus[rank];
         if (!other->placed || memcmp(other->uuid, place->gpu, GW_GPU_BYTES) != 0)
             continue;
@@ -183,7 +183,7 @@ static CUresult meet_peers(struct cuda_gpu *gpu)
 {
     struct cuda_device *device = gpu->device;
 
-    for (uint32_t rank = 0; rank < GW_RANKS_MAX; rank++) {
+    for (uint32_t rank = 0; rank < GW_GPU_RANKS_MAX; rank++) {
         struct cuda_gpu *pair[2] = {gpu, &device->gpus[rank]};
         if (!pair[1]->placed)
             continue;
@@ -398,7 +398,7 @@ void cuda_unplace(struct cuda_gpu *gpu)
     (void)cu.cuCtxSetCurrent(gpu->context);
     for (uint32_t i = 0; i < device->ledger.lane_count; i++)
         cuda_track_free(gpu, i);
-    for (uint32_t rank = 0; rank < GW_RANKS_MAX; rank++)
+    for (uint32_t rank = 0; rank < GW_GPU_RANKS_MAX; rank++)
         device->gpus[rank].reached &= ~(UINT64_C(1) << gpu->rank);
     if (gpu->setup)
         (void)cu.cuStreamDestroy(gpu->setup);

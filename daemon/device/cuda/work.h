@@ -13,7 +13,7 @@
 
 #include "daemon/device/device.h"
 
-#define CUDA_LANES_MAX (GW_RANKS_MAX + 8u)
+#define CUDA_LANES_MAX (GW_GPU_RANKS_MAX + 8u)
 
 /* Wait until the done words of `lane` on all GPUs of `ranks` have reached op. */
 struct cuda_after {
@@ -63,7 +63,7 @@ struct cuda_work {
 
 struct cuda_lane {
     struct cuda_work *head, *tail;  /* unfinished, ops rising */
-    uint64_t last_op[GW_RANKS_MAX]; /* enqueued on the GPU */
+    uint64_t last_op[GW_GPU_RANKS_MAX]; /* enqueued on the GPU */
 };
 
 struct cuda_ledger {

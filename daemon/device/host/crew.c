@@ -31,7 +31,7 @@ struct task {
     struct task *next; /* in the ring */
     const struct crew_work *work;
     struct share shares[TOPOLOGY_NODES_MAX];
-    uint8_t parts[GW_RANKS_MAX]; /* node by node */
+    uint16_t parts[GW_RANKS_MAX]; /* node by node */
     uint64_t part_blocks;
     _Atomic uint32_t inside; /* helpers; rises and falls under the lock */
     pthread_cond_t left;
@@ -143,7 +143,7 @@ static void share_out(const struct placement *placement, struct task *task)
         task->shares[node].first = used;
         for (uint32_t part = 0; part < work->parts; part++)
             if (placement->rank_node[work->ranks[part]] == node)
-                task->parts[used++] = (uint8_t)part;
+                task->parts[used++] = (uint16_t)part;
         task->shares[node].blocks = (used - task->shares[node].first) * task->part_blocks;
     }
 }

@@ -43,7 +43,7 @@ struct kernel_subtree {
 
 struct kernel_reduce {
     const void *const *in; /* n pointers; NULL: zeros, with the bits that real zeros give */
-    uint32_t n;            /* 1..64 */
+    uint32_t n;            /* 1..GW_RANKS_MAX */
     const struct kernel_subtree *subtrees; /* n, which hold all leaves in order; NULL: input i is
                                             * leaf i, of in_dtype */
     void *const *out; /* outs pointers; each may be one of `in`, if of its dtype; else no overlap */

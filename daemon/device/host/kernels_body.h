@@ -17,7 +17,7 @@
 #define PIECE 512u
 #define LANES 16u
 #define DIRECT_INPUTS 8u
-#define DEPTH 8u /* binary counter over 64 leaves, and what is added to it */
+#define DEPTH 12u /* binary counter over 1,024 leaves (GW_RANKS_MAX), and what is added to it */
 
 /* A vector of this width, and one of as many elements of half the size; whole ones are stored past
  * the caches. */

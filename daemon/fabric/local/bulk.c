@@ -16,8 +16,7 @@ struct bulk {
     uint64_t total;          /* sums: elements of the whole result */
     uint64_t blocks_of_part; /* blocks come part by part: slices of a sum, outputs of a gather */
     bool past;
-    _Atomic uint64_t read[GW_RANKS_MAX], written; /* by part (fills: by owner; what is put back: by
-                                                   * whom it is put to); of all */
+    _Atomic uint64_t written;
 };
 
 static void run_blocks(struct bulk *bulk, const struct crew_work *work, uint64_t bytes)
@@ -102,7 +101,7 @@ struct kernel_reduce local_sum_of(const struct core_op *what)
 
 static void add_moved(struct bulk *bulk, uint32_t slice, const struct kernel_moved *moved)
 {
-    atomic_fetch_add_explicit(&bulk->read[slice], moved->read, memory_order_relaxed);
+    atomic_fetch_add_explicit(&bulk->op->read[slice], moved->read, memory_order_relaxed);
     atomic_fetch_add_explicit(&bulk->written, moved->written, memory_order_relaxed);
 }
 
@@ -156,7 +155,7 @@ static void put_back(struct bulk *bulk, uint32_t slice, const struct kernel_redu
 
     for (uint32_t q = 0; q < op->op.world; q++)
         if (op->in[q])
-            atomic_fetch_add_explicit(&bulk->read[q],
+            atomic_fetch_add_explicit(&op->read[q],
                                       local_put_back(&op->op, op->in[q], begin, from,
                                                      op->op.out_dtype, reduce->count, bulk->past),
                                       memory_order_relaxed);
@@ -202,7 +201,7 @@ void local_reduce_scatter(struct local_op *op)
               bulk.total * (passes * what->world * gw_dtype_bytes(what->in_dtype) +
                             gw_dtype_bytes(what->out_dtype)));
     for (uint32_t r = 0; r < what->world; r++)
-        local_count(op, what->members[r], moved_of(&bulk.read[r]));
+        local_count(op, what->members[r], moved_of(&op->read[r]));
 }
 
 void local_all_reduce(struct local_op *op)
@@ -217,7 +216,7 @@ void local_all_reduce(struct local_op *op)
                   (gw_dtype_bytes(what->in_dtype) + gw_dtype_bytes(what->out_dtype)));
     for (uint32_t r = 0; r < what->world; r++)
         local_count(op, what->members[r],
-                    moved_of(&bulk.read[r]) + moved_of(&bulk.written) / what->world);
+                    moved_of(&op->read[r]) + moved_of(&bulk.written) / what->world);
 }
 
 struct part {
@@ -316,7 +315,7 @@ static void all_gather_block(void *arg, uint64_t block)
 
     for (uint32_t r = 0; bulk->op->in[q] && r < what->world; r++)
         if (bulk->op->out[r])
-            atomic_fetch_add_explicit(&bulk->read[r],
+            atomic_fetch_add_explicit(&bulk->op->read[r],
                                       copy_piece((char *)bulk->op->out[r] + q * bytes,
                                                  bulk->op->in[q], bytes, piece, bulk->past),
                                       memory_order_relaxed);
@@ -330,7 +329,7 @@ void local_all_gather(struct local_op *op)
 
     run_parts(&bulk, all_gather_block, bytes * what->world * (what->world + 1u));
     for (uint32_t r = 0; r < what->world; r++)
-        local_count(op, what->members[r], moved_of(&bulk.read[r]));
+        local_count(op, what->members[r], moved_of(&op->read[r]));
 }
 
 /* ---- segments: one after the other, each in blocks ------------------------------------------- */
@@ -374,7 +373,7 @@ static void fill_block(void *arg, uint64_t block)
     struct bulk *bulk = arg;
     const struct local_segment *segment = segment_of(bulk->op, block);
 
-    atomic_fetch_add_explicit(&bulk->read[segment->at.owner],
+    atomic_fetch_add_explicit(&bulk->op->read[segment->at.owner],
                               copy_piece(segment->at.to, segment->at.from, segment->at.bytes,
                                          block - segment->first_block, bulk->past),
                               memory_order_relaxed);
@@ -388,7 +387,7 @@ void local_fill(struct local_op *op)
     run_for_rank(&bulk, fill_block, op->segment_blocks, 2 * op->segment_bytes);
     for (uint32_t i = 0; i < what->world; i++)
         figures_moved(&op->fabric->counters, what, what->members[i],
-                      moved_of(&bulk.read[what->members[i]]));
+                      moved_of(&op->read[what->members[i]]));
 }
 
 static void cast_block(void *arg, uint64_t block)

@@ -161,7 +161,7 @@ static void local_counters(const struct fabric *fabric, uint32_t rank,
 void local_clear(struct local_fabric *fabric)
 {
     drop_partials(fabric);
-    figures_reset(&fabric->counters);
+    figures_reset(&fabric->counters, fabric->config.world);
 }
 
 static void local_reset(struct fabric *fabric)

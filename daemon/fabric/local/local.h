@@ -51,6 +51,7 @@ struct local_op {
     struct gw_shm_board **boards;
     struct local_partials **verdict; /* by bucket; NULL entries: no gradient this step */
     uint32_t buckets, params;
+    _Atomic uint64_t *read; /* bytes, by part, or by whose memory it is; bulk.c */
     uint64_t ring_bytes, hold_ns;
     void *exchange; /* ucx: its part of the op */
 };

@@ -31,7 +31,8 @@ static void *carve(struct carver *carver, const void *from, size_t bytes)
     return bytes ? memcpy(part, from, bytes) : part;
 }
 
-static void carve_all(struct carver *carver, const struct fabric_op *from, struct local_op *op)
+static void carve_all(struct carver *carver, const struct fabric_op *from, uint32_t ranks,
+                      struct local_op *op)
 {
     const struct core_op *what = from->op;
     bool verdict = what->kind == CORE_OP_VERDICT;
@@ -43,6 +44,7 @@ static void carve_all(struct carver *carver, const struct fabric_op *from, struc
     op->op.members = carve(carver, what->members, what->world * sizeof(*what->members));
     op->in = carve(carver, from->in, ins * sizeof(*from->in));
     op->out = carve(carver, from->out, outs * sizeof(*from->out));
+    op->read = carve_room(carver, ranks * sizeof(*op->read));
     op->segments = carve_room(carver, from->segment_count * sizeof(*op->segments));
     if (!verdict)
         return;
@@ -149,13 +151,13 @@ int local_op_new(struct local_fabric *fabric, const struct fabric_op *from,
     struct carver carver = {NULL, 0};
     int r = 0;
 
-    carve_all(&carver, from, &measure);
+    carve_all(&carver, from, fabric->config.world, &measure);
     op = calloc(1, carver.used);
     if (!op)
         return GW_E_NOMEM;
     carver = (struct carver){(char *)op, 0};
     op->op = *from->op;
-    carve_all(&carver, from, op);
+    carve_all(&carver, from, fabric->config.world, op);
     op->fabric = fabric;
     fill_segments(op, from);
     op->op.in = op->op.out = NULL;

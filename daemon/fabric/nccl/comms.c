@@ -271,7 +271,7 @@ static int take_id(struct nccl_fabric *fabric, struct nccl_world *world)
 int nccl_world_new(struct nccl_fabric *fabric, struct nccl_world **ret_world)
 {
     struct nccl_world *world = calloc(1, sizeof(*world));
-    uint32_t members[GW_RANKS_MAX];
+    uint32_t members[GW_GPU_RANKS_MAX];
     int r = GW_E_NOMEM;
 
     if (!world)

@@ -266,7 +266,7 @@ static void fabric_counters(const struct fabric *fabric, uint32_t rank,
 
 static void fabric_reset(struct fabric *fabric)
 {
-    figures_reset(&nccl_of(fabric)->counters);
+    figures_reset(&nccl_of(fabric)->counters, nccl_of(fabric)->config.world);
 }
 
 const struct fabric_ops fabric_nccl = {

@@ -71,8 +71,8 @@ struct nccl_group {
     struct nccl_group *next; /* constant */
     uint32_t lane; /* enum core_stream of what runs on it, where nodes are several; else 0 */
     uint32_t count;
-    uint32_t members[GW_RANKS_MAX];
-    ncclComm_t comm[GW_RANKS_MAX]; /* by rank of the job; its issuing thread's own */
+    uint32_t members[GW_GPU_RANKS_MAX];
+    ncclComm_t comm[GW_GPU_RANKS_MAX]; /* by rank of the job; its issuing thread's own */
 };
 
 enum { NCCL_ID_NONE, NCCL_ID_READY, NCCL_ID_FAILED };
@@ -91,14 +91,14 @@ struct nccl_world {
     ncclUniqueId id; /* rank 0's issuing thread, before id_state */
     /* From which groups are split: no collective ever runs on it, for ncclCommSplit must find none
      * in flight. */
-    ncclComm_t parent[GW_RANKS_MAX];
+    ncclComm_t parent[GW_GPU_RANKS_MAX];
     _Atomic(struct nccl_group *) groups; /* loop thread adds in front */
     struct nccl_group *everyone;
     struct nccl_group *registered; /* everyone too: window.c. NULL: NCCL can register nothing */
     struct nccl_idle {
         struct nccl_world *world;
         uint32_t rank;
-    } idle[GW_RANKS_MAX];
+    } idle[GW_GPU_RANKS_MAX];
 };
 
 /* Memory that fabrics are told of. */
@@ -114,7 +114,7 @@ struct nccl_memory {
 
 struct nccl_window {
     struct nccl_window *next;
-    struct nccl_memory *memory[GW_RANKS_MAX]; /* by rank */
+    struct nccl_memory *memory[GW_GPU_RANKS_MAX]; /* by rank */
     atomic_uint ready; /* ranks that have registered theirs in this generation */
 };
 
@@ -165,7 +165,7 @@ struct nccl_fabric {
     struct {
         char *base; /* NCCL_SCRATCH_BYTES; used by the reduce lane only, which is in order */
         int gpu;
-    } scratch[GW_RANKS_MAX];
+    } scratch[GW_GPU_RANKS_MAX];
     /* Of the sealed layout. One set of partials for all steps: the core lets a step's first
      * reduction wait for the verdict before it. */
     uint32_t buckets, params;
@@ -173,7 +173,7 @@ struct nccl_fabric {
     uint64_t *slice_numel;
     uint32_t *slices; /* by bucket: members of its group */
     struct gw_k_partial *partials; /* pinned: every GPU writes its slices', every verdict reads */
-    struct nccl_staging staging[GW_RANKS_MAX];
+    struct nccl_staging staging[GW_GPU_RANKS_MAX];
     struct fabric_counters counters;
 };
 

@@ -218,7 +218,7 @@ static bool slices_alike(const struct nccl_op *op, const void *const *slices,
 /* The root's own buffer is its input. */
 static bool broadcast_alike(const struct nccl_op *op)
 {
-    const void *at[GW_RANKS_MAX];
+    const void *at[GW_GPU_RANKS_MAX];
 
     for (uint32_t rank = 0; rank < op->op.world; rank++)
         at[rank] = rank == op->op.rank ? op->in[0] : op->out[rank];

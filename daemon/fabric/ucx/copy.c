@@ -135,9 +135,9 @@ int ucx_plan_all_gather(struct ucx_op *op)
 
     op->meanwhile = copy_own;
     op->finish = count_received;
-    for (uint32_t step = 1; r == 0 && step < GW_NODES_MAX; step++) {
-        uint32_t to = (op->own + step) % GW_NODES_MAX;
-        uint32_t from = (op->own + GW_NODES_MAX - step) % GW_NODES_MAX;
+    for (uint32_t step = 1; r == 0 && step < ucx_nodes(op); step++) {
+        uint32_t to = (op->own + step) % ucx_nodes(op);
+        uint32_t from = (op->own + ucx_nodes(op) - step) % ucx_nodes(op);
         if (ranks_has(&op->nodes, to))
             r = plan_out(op, to, members_on(op, op->own));
         if (r == 0 && ranks_has(&op->nodes, from))
@@ -165,7 +165,7 @@ int ucx_plan_broadcast(struct ucx_op *op)
         return plan_in(op, root, 1);
     }
     op->meanwhile = copy_own;
-    for (uint32_t node = 0; r == 0 && node < GW_NODES_MAX; node++)
+    for (uint32_t node = 0; r == 0 && node < ucx_nodes(op); node++)
         if (node != op->own && ranks_has(&op->nodes, node))
             r = plan_out(op, node, 1);
     return r;

@@ -125,7 +125,7 @@ int ucx_plan_gather(struct ucx_op *op)
     if (!here)
         return plan_with(op, at, fills);
     op->meanwhile = copy_own;
-    for (uint32_t node = 0; r == 0 && node < GW_NODES_MAX; node++)
+    for (uint32_t node = 0; r == 0 && node < ucx_nodes(op); node++)
         if (node != op->own)
             r = plan_with(op, node, !fills);
     return r;

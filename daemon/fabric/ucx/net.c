@@ -57,7 +57,7 @@ void net_post(struct net *net, struct net_request *request)
 int net_form(struct net *net)
 {
     pthread_mutex_lock(&net->lock);
-    net->asked_nodes = *net->config.nodes;
+    fabric_nodes_copy(&net->asked_nodes, net->config.nodes);
     net->asked_generation++;
     net->asked_form = true;
     net->refuses = false;
@@ -258,7 +258,7 @@ static void take_asked(struct net *net, struct asked *asked)
         net->posted = (struct net_list){NULL, NULL};
     }
     if (asked->form)
-        net->nodes = net->asked_nodes;
+        fabric_nodes_copy(&net->nodes, &net->asked_nodes);
     memcpy(asked->failure, net->failure, sizeof(asked->failure));
     pthread_mutex_unlock(&net->lock);
 }

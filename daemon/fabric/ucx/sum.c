@@ -404,8 +404,8 @@ int ucx_plan_sum(struct ucx_op *op)
                                                 .ready = own_rows,
                                                 .prepare = prepare_others,
                                                 .complete = add_row});
-    for (uint32_t step = 1; r == 0 && step < GW_NODES_MAX; step++) {
-        uint32_t node = (op->own + step) % GW_NODES_MAX; /* not all the same one first */
+    for (uint32_t step = 1; r == 0 && step < ucx_nodes(op); step++) {
+        uint32_t node = (op->own + step) % ucx_nodes(op); /* not all the same one first */
         uint64_t rows = ranks_has(&op->nodes, node) ? rows_of(op, node) * op->own_parts : 0;
         if (rows > 0)
             r = ucx_flow_add(op, &(struct ucx_flow){.send = true,

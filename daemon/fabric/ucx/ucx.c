@@ -189,10 +189,18 @@ int ucx_waits_add(struct ucx_waits *waits, uint64_t op)
 
 static int op_new(struct ucx_fabric *fabric, const struct core_op *what, struct ucx_op **ret_op)
 {
-    struct ucx_op *op = calloc(1, sizeof(*op));
+    size_t world = what->world ? what->world : 1;
+    size_t nodes = fabric->local.config.nodes->count;
+    struct ucx_op *op =
+        calloc(1, sizeof(*op) + (world + nodes + 1) * sizeof(uint64_t) +
+                      world * (sizeof(struct ucx_part) + sizeof(uint16_t)));
 
     if (!op)
         return GW_E_NOMEM;
+    op->moved = (uint64_t *)(op + 1);
+    op->packed_at = op->moved + world;
+    op->parts = (struct ucx_part *)(op->packed_at + nodes + 1);
+    op->node = (uint16_t *)(op->parts + world);
     op->fabric = fabric;
     op->flow_room = 4 * fabric->local.config.nodes->count + 2;
     op->flows = calloc(op->flow_room, sizeof(*op->flows));

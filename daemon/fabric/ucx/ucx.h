@@ -74,18 +74,18 @@ struct ucx_op {
     struct ucx_fabric *fabric;
     struct local_op *local;
     uint64_t digest;
-    uint16_t node[GW_RANKS_MAX]; /* of the members */
+    uint16_t *node;              /* of the members; this and the next three behind the op */
     struct ranks nodes;          /* with members; a gather's owners */
     uint32_t own;
     uint32_t first_own; /* position of this node's first member; the members' number: none */
-    struct ucx_part parts[GW_RANKS_MAX];
+    struct ucx_part *parts;
     uint32_t part_count, own_parts;
-    uint64_t moved[GW_RANKS_MAX]; /* by position */
+    uint64_t *moved; /* by position */
     uint64_t crossed;
     struct ucx_segment *segments;
     uint32_t segment_count;
     struct kernel_partial *packed; /* the verdict's, node by node */
-    uint64_t packed_at[GW_NODES_MAX + 1];
+    uint64_t *packed_at; /* by node, and the end */
     struct ucx_flow *flows; /* the first `starts`: before anything else */
     uint32_t flow_count, flow_room, starts;
     bool shared;                          /* a gather that finds all on its node */
@@ -151,6 +151,11 @@ void ucx_copies_clear(struct ucx_fabric *fabric);
 static inline uint64_t ucx_ceil(uint64_t count, uint64_t part)
 {
     return (count + part - 1) / part;
+}
+
+static inline uint32_t ucx_nodes(const struct ucx_op *op)
+{
+    return op->fabric->local.config.nodes->count;
 }
 
 static inline bool ucx_is_own(const struct ucx_op *op, uint32_t position)

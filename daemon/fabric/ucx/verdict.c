@@ -46,7 +46,7 @@ static int prepare(struct ucx_op *op, struct ucx_flow *flow, uint64_t row, uint3
 
 static void finish(struct ucx_op *op)
 {
-    for (uint32_t node = 0; node < GW_NODES_MAX; node++)
+    for (uint32_t node = 0; node < ucx_nodes(op); node++)
         if (node != op->own && ranks_has(&op->nodes, node))
             walk(op, node, &op->packed[op->packed_at[node]], false);
     local_verdict(op->local);
@@ -63,14 +63,14 @@ int ucx_plan_verdict(struct ucx_op *op)
 
     op->begin = pack;
     op->finish = finish;
-    for (uint32_t node = 0; node < GW_NODES_MAX; node++)
+    for (uint32_t node = 0; node < ucx_nodes(op); node++)
         op->packed_at[node + 1] =
             op->packed_at[node] + (ranks_has(&op->nodes, node) ? walk(op, node, NULL, false) : 0);
-    op->packed = malloc((op->packed_at[GW_NODES_MAX] + 1) * sizeof(*op->packed));
+    op->packed = malloc((op->packed_at[ucx_nodes(op)] + 1) * sizeof(*op->packed));
     if (!op->packed)
         return GW_E_NOMEM;
     /* At least one message, if an empty one: a verdict is of all. */
-    for (uint32_t node = 0; r == 0 && node < GW_NODES_MAX; node++) {
+    for (uint32_t node = 0; r == 0 && node < ucx_nodes(op); node++) {
         struct ucx_flow flow = {.node = node, .pieces = 1, .prepare = prepare};
         uint64_t own = op->packed_at[op->own + 1] - op->packed_at[op->own];
         uint64_t theirs = op->packed_at[node + 1] - op->packed_at[node];

@@ -95,7 +95,7 @@ static void fill_group(const struct sim *sim, uint32_t group, struct wire_msg *m
 
     msg->u.param_group.count = from->count;
     msg->u.param_group.shard_ranks = from->shard_ranks;
-    memcpy(msg->u.param_group.ranks, from->ranks, from->count * sizeof(from->ranks[0]));
+    msg->u.param_group.ranks = from->ranks;
 }
 
 static void hear(struct sim_client *client, uint32_t count, const uint32_t *timelines,
