@@ -360,11 +360,14 @@ static int serve(struct zero *z, uint32_t rank, const struct zero_late *what)
     return 0;
 }
 
-/* The parameters of the step are there, or on their way on the rank's stream. */
+/* The parameters of the step are there, or on their way on the rank's stream. That may wait for the
+ * last verdict first, even where nobody updates: nothing for it is launched before (zero.h). */
 static bool version_ready(const struct zero *z, uint32_t rank, uint64_t step)
 {
     uint64_t there = z->stage == 0 ? z->ranks[rank].resolved : groups_rank_gate(z, rank);
 
+    if (z->ordered && step > z->step + 1)
+        return false;
     return there + 1 >= step || (z->stage > 0 && !zero_edge(z, EDGE_VERSION));
 }
 
