@@ -100,6 +100,83 @@ static void no_blocks_are_no_work(void **state)
     assert_null(crew_free(NULL));
 }
 
+/* ---- turns ----------------------------------------------------------------------------------- */
+
+#define TURN_BLOCKS 16u /* of one work before a helper looks for another */
+#define LONG_WORK 100u
+
+/* Two works whose callers stay in their first block until the one helper has done all others. */
+struct turns {
+    _Atomic uint32_t callers; /* in their first block */
+    _Atomic uint32_t done;    /* the helper's blocks */
+    uint8_t of[2 * LONG_WORK];
+};
+
+struct lane {
+    struct crew *crew;
+    struct turns *turns;
+    pthread_t caller;
+    uint8_t number;
+};
+
+static void lane_block(void *arg, uint64_t block)
+{
+    struct lane *lane = arg;
+    struct turns *turns = lane->turns;
+
+    (void)block;
+    if (pthread_equal(pthread_self(), lane->caller)) {
+        atomic_fetch_add(&turns->callers, 1);
+        while (turns->done < 2 * (LONG_WORK - 1))
+            sched_yield();
+        return;
+    }
+    while (turns->callers < 2)
+        sched_yield();
+    turns->of[turns->done] = lane->number;
+    atomic_fetch_add(&turns->done, 1);
+}
+
+static void *run_lane(void *arg)
+{
+    struct lane *lane = arg;
+
+    lane->caller = pthread_self();
+    crew_run(lane->crew,
+             &(struct crew_work){.run = lane_block, .arg = lane, .blocks = LONG_WORK});
+    return NULL;
+}
+
+/* Neither lane's work waits for the end of the other's. */
+static void helpers_take_turns(void **state)
+{
+    struct turns turns = {0};
+    struct lane lanes[2];
+    struct crew *crew;
+    uint32_t run = 0, both = 0;
+    uint32_t left[2] = {LONG_WORK - 1, LONG_WORK - 1};
+
+    (void)state;
+    assert_int_equal(new_crew(1, &crew), 0);
+    for (uint8_t i = 0; i < 2; i++) {
+        lanes[i] = (struct lane){.crew = crew, .turns = &turns, .number = i};
+        assert_int_equal(pthread_create(&lanes[i].caller, NULL, run_lane, &lanes[i]), 0);
+    }
+    for (uint32_t i = 0; i < 2; i++)
+        pthread_join(lanes[i].caller, NULL);
+    for (uint32_t i = 0; i < 2 * (LONG_WORK - 1); i++) {
+        run = i > 0 && turns.of[i] == turns.of[i - 1] ? run + 1 : 1;
+        if (left[!turns.of[i]] > 0) {
+            assert_true(run <= TURN_BLOCKS);
+            both++;
+        }
+        left[turns.of[i]]--;
+    }
+    assert_true(both >= 2 * (LONG_WORK - 1) - TURN_BLOCKS);
+    assert_int_equal(left[0] + left[1], 0);
+    assert_null(crew_free(crew));
+}
+
 /* ---- NUMA nodes ------------------------------------------------------------------------------ */
 
 #define PARTS 4u
@@ -417,6 +494,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_block_runs_once),
         cmocka_unit_test(no_blocks_are_no_work),
+        cmocka_unit_test(helpers_take_turns),
         cmocka_unit_test(blocks_go_to_their_node_first),
         cmocka_unit_test(sums_have_the_priority_that_is_asked_for),
         cmocka_unit_test(shared_sums_have_the_same_bits),

@@ -15,6 +15,7 @@
 
 #include "daemon/device/device.h"
 #include "daemon/fabric/fabric.h"
+#include "daemon/fabric/local/local.h"
 
 #define DEVICE (&device_host)
 #define FABRIC (&fabric_local)
@@ -643,6 +644,26 @@ static void forming_and_orders(void **state)
     stop(world);
 }
 
+/* 4,096 floats are a chunk of the norm. */
+static void blocks_fit_the_cache(void **state)
+{
+    static const struct {
+        uint64_t cache_kib, copy_kib, numel;
+    } rows[] = {
+        {0, 512, 65536},    {2048, 512, 65536},   {1024, 256, 32768},     {512, 128, 16384},
+        {256, 128, 16384},  {1280, 320, 40960},   {65536, 2048, 262144},  {1, 128, 16384},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        struct local_blocks blocks = local_blocks_for(rows[i].cache_kib << 10);
+
+        assert_int_equal(blocks.copy_bytes, rows[i].copy_kib << 10);
+        assert_int_equal(blocks.numel, rows[i].numel);
+        assert_int_equal(blocks.numel % 4096, 0);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -663,6 +684,7 @@ int main(void)
         cmocka_unit_test(the_pace_holds_an_op_for_its_ring_bytes),
         cmocka_unit_test(ring_bytes_of_each_kind),
         cmocka_unit_test(forming_and_orders),
+        cmocka_unit_test(blocks_fit_the_cache),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -70,13 +70,14 @@ static bool place_of(const struct bulk *bulk, uint64_t block, struct kernel_redu
 {
     const struct local_op *op = bulk->op;
     uint64_t slice = block / bulk->blocks_of_part;
-    uint64_t at = block % bulk->blocks_of_part * LOCAL_BLOCK_NUMEL, begin = slice * op->op.numel;
+    uint64_t most = op->fabric->blocks.numel, at = block % bulk->blocks_of_part * most;
+    uint64_t begin = slice * op->op.numel;
     uint64_t end = begin + op->op.numel < bulk->total ? begin + op->op.numel : bulk->total;
 
     if (begin + at >= end)
         return false;
     reduce->first = begin + at;
-    reduce->count = end - begin - at < LOCAL_BLOCK_NUMEL ? end - begin - at : LOCAL_BLOCK_NUMEL;
+    reduce->count = end - begin - at < most ? end - begin - at : most;
     reduce->past = bulk->past;
     if (op->partials)
         reduce->partials = op->partials->at +
@@ -185,17 +186,18 @@ static void reduce_scatter_block(void *arg, uint64_t block)
         put_back(bulk, slice, &reduce);
 }
 
-static uint64_t blocks_of(uint64_t numel)
+static uint64_t blocks_of(const struct local_fabric *fabric, uint64_t numel)
 {
-    return (numel + LOCAL_BLOCK_NUMEL - 1) / LOCAL_BLOCK_NUMEL;
+    return (numel + fabric->blocks.numel - 1) / fabric->blocks.numel;
 }
 
 void local_reduce_scatter(struct local_op *op)
 {
     const struct core_op *what = &op->op;
     uint32_t passes = what->shards ? 2 : 1; /* over the inputs */
-    struct bulk bulk = {
-        .op = op, .total = what->world * what->numel, .blocks_of_part = blocks_of(what->numel)};
+    struct bulk bulk = {.op = op,
+                        .total = what->world * what->numel,
+                        .blocks_of_part = blocks_of(op->fabric, what->numel)};
 
     run_parts(&bulk, reduce_scatter_block,
               bulk.total * (passes * what->world * gw_dtype_bytes(what->in_dtype) +
@@ -209,7 +211,7 @@ void local_all_reduce(struct local_op *op)
     const struct core_op *what = &op->op;
     struct bulk bulk = {.op = op,
                         .total = what->total_numel ? what->total_numel : what->world * what->numel,
-                        .blocks_of_part = blocks_of(what->numel)};
+                        .blocks_of_part = blocks_of(op->fabric, what->numel)};
 
     run_parts(&bulk, all_reduce_block,
               bulk.total * what->world *
@@ -221,6 +223,7 @@ void local_all_reduce(struct local_op *op)
 
 struct part {
     const struct kernel_reduce *reduce;
+    uint64_t block_numel;
     _Atomic uint64_t read, written;
 };
 
@@ -229,10 +232,10 @@ static void sum_block(void *arg, uint64_t block)
     struct part *part = arg;
     struct kernel_reduce reduce = *part->reduce;
     struct kernel_moved moved = {0, 0};
-    uint64_t at = block * LOCAL_BLOCK_NUMEL, rest = reduce.count - at;
+    uint64_t at = block * part->block_numel, rest = reduce.count - at;
 
     reduce.first += at;
-    reduce.count = rest < LOCAL_BLOCK_NUMEL ? rest : LOCAL_BLOCK_NUMEL;
+    reduce.count = rest < part->block_numel ? rest : part->block_numel;
     if (reduce.partials)
         reduce.partials += at / KERNEL_CHUNK;
     kernel_reduce(&reduce, &moved);
@@ -243,8 +246,8 @@ static void sum_block(void *arg, uint64_t block)
 void local_sum(struct local_fabric *fabric, const struct kernel_reduce *reduce,
                struct kernel_moved *moved)
 {
-    struct part part = {.reduce = reduce};
-    uint64_t blocks = blocks_of(reduce->count);
+    struct part part = {.reduce = reduce, .block_numel = fabric->blocks.numel};
+    uint64_t blocks = blocks_of(fabric, reduce->count);
 
     if (reduce->count * (reduce->n + reduce->outs) * sizeof(float) >= SHARED_BYTES)
         crew_run(fabric->crew,
@@ -280,7 +283,8 @@ static void add_block(void *arg, uint64_t block)
 void local_add(struct local_op *op)
 {
     const struct core_op *what = &op->op;
-    struct bulk bulk = {.op = op, .total = what->numel, .blocks_of_part = blocks_of(what->numel)};
+    struct bulk bulk = {
+        .op = op, .total = what->numel, .blocks_of_part = blocks_of(op->fabric, what->numel)};
 
     run_for_rank(&bulk, add_block, bulk.blocks_of_part,
                  what->numel * (gw_dtype_bytes(what->in_dtype) + gw_dtype_bytes(what->out_dtype)));
@@ -289,19 +293,21 @@ void local_add(struct local_op *op)
 /* ---- copies ---------------------------------------------------------------------------------- */
 
 /* Piece `index` of a copy. */
-static uint64_t copy_piece(void *to, const void *from, uint64_t bytes, uint64_t index, bool past)
+static uint64_t copy_piece(const struct bulk *bulk, void *to, const void *from, uint64_t bytes,
+                           uint64_t index)
 {
-    uint64_t at = index * LOCAL_COPY_BYTES, rest = at < bytes ? bytes - at : 0;
+    uint64_t most = bulk->op->fabric->blocks.copy_bytes;
+    uint64_t at = index * most, rest = at < bytes ? bytes - at : 0;
 
     if (rest == 0 || to == from)
         return 0;
     return kernel_copy((char *)to + at, (const char *)from + at,
-                       rest < LOCAL_COPY_BYTES ? rest : LOCAL_COPY_BYTES, past);
+                       rest < most ? rest : most, bulk->past);
 }
 
-static uint64_t pieces_of(uint64_t bytes)
+static uint64_t pieces_of(const struct local_fabric *fabric, uint64_t bytes)
 {
-    return (bytes + LOCAL_COPY_BYTES - 1) / LOCAL_COPY_BYTES;
+    return (bytes + fabric->blocks.copy_bytes - 1) / fabric->blocks.copy_bytes;
 }
 
 /* Input by input, and of each piece of it all outputs: it is read from memory once. What is
@@ -316,8 +322,8 @@ static void all_gather_block(void *arg, uint64_t block)
     for (uint32_t r = 0; bulk->op->in[q] && r < what->world; r++)
         if (bulk->op->out[r])
             atomic_fetch_add_explicit(&bulk->op->read[r],
-                                      copy_piece((char *)bulk->op->out[r] + q * bytes,
-                                                 bulk->op->in[q], bytes, piece, bulk->past),
+                                      copy_piece(bulk, (char *)bulk->op->out[r] + q * bytes,
+                                                 bulk->op->in[q], bytes, piece),
                                       memory_order_relaxed);
 }
 
@@ -325,7 +331,7 @@ void local_all_gather(struct local_op *op)
 {
     const struct core_op *what = &op->op;
     uint64_t bytes = what->numel * gw_dtype_bytes(what->in_dtype);
-    struct bulk bulk = {.op = op, .blocks_of_part = pieces_of(bytes)};
+    struct bulk bulk = {.op = op, .blocks_of_part = pieces_of(op->fabric, bytes)};
 
     run_parts(&bulk, all_gather_block, bytes * what->world * (what->world + 1u));
     for (uint32_t r = 0; r < what->world; r++)
@@ -355,8 +361,8 @@ static void gather_block(void *arg, uint64_t block)
     const struct local_segment *segment = segment_of(bulk->op, block);
 
     atomic_fetch_add_explicit(&bulk->written,
-                              copy_piece(segment->at.to, segment->at.from, segment->at.bytes,
-                                         block - segment->first_block, bulk->past),
+                              copy_piece(bulk, segment->at.to, segment->at.from, segment->at.bytes,
+                                         block - segment->first_block),
                               memory_order_relaxed);
 }
 
@@ -374,8 +380,8 @@ static void fill_block(void *arg, uint64_t block)
     const struct local_segment *segment = segment_of(bulk->op, block);
 
     atomic_fetch_add_explicit(&bulk->op->read[segment->at.owner],
-                              copy_piece(segment->at.to, segment->at.from, segment->at.bytes,
-                                         block - segment->first_block, bulk->past),
+                              copy_piece(bulk, segment->at.to, segment->at.from, segment->at.bytes,
+                                         block - segment->first_block),
                               memory_order_relaxed);
 }
 
@@ -395,12 +401,12 @@ static void cast_block(void *arg, uint64_t block)
     struct bulk *bulk = arg;
     uint8_t dtype = bulk->op->op.out_dtype;
     const struct local_segment *segment = segment_of(bulk->op, block);
-    uint64_t at = (block - segment->first_block) * LOCAL_BLOCK_NUMEL;
+    uint64_t most = bulk->op->fabric->blocks.numel, at = (block - segment->first_block) * most;
     uint64_t rest = segment->at.bytes / gw_dtype_bytes(dtype) - at;
 
     kernel_cast((char *)segment->at.to + at * gw_dtype_bytes(dtype), dtype,
                 (const float *)segment->at.from + at,
-                rest < LOCAL_BLOCK_NUMEL ? rest : LOCAL_BLOCK_NUMEL, bulk->past);
+                rest < most ? rest : most, bulk->past);
 }
 
 void local_cast(struct local_op *op)

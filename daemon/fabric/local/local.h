@@ -29,8 +29,11 @@ struct local_partials {
     struct kernel_partial at[];
 };
 
-#define LOCAL_COPY_BYTES (512u << 10) /* of one copied block */
-#define LOCAL_BLOCK_NUMEL (16u * KERNEL_CHUNK)
+/* What a thread takes at a time, of what it shares with others: local.c says how much. */
+struct local_blocks {
+    uint64_t copy_bytes;
+    uint64_t numel; /* of a sum or a cast: whole chunks */
+};
 
 /* Blocks are numbered over all segments of an op. */
 struct local_segment {
@@ -67,6 +70,7 @@ struct local_way {
 
 struct local_fabric {
     struct fabric_config config;
+    struct local_blocks blocks;
     struct crew *crew; /* helps all streams; made anew when ranks have come */
     struct device_stream *reduce, *control;
     struct device_stream *gather[GW_RANKS_MAX];
@@ -80,6 +84,8 @@ struct local_fabric {
 /* local.c: loop thread. The parts of the fabric that is built in place, and of the table that do
  * not depend on where ranks are. */
 int local_init(struct local_fabric *fabric, const struct fabric_config *config);
+/* cache_bytes: of a core's second cache; 0: not known. */
+struct local_blocks local_blocks_for(uint64_t cache_bytes);
 void local_end(struct local_fabric *fabric);
 void local_clear(struct local_fabric *fabric); /* counters and partials */
 /* Ranks have come: helpers go where the device says. No op is in flight. GW_E_NOMEM. */

@@ -57,8 +57,8 @@ static void carve_all(struct carver *carver, const struct fabric_op *from, uint3
 static void fill_segments(struct local_op *op, const struct fabric_op *from)
 {
     uint64_t block = op->op.kind == CORE_OP_CAST
-                         ? LOCAL_BLOCK_NUMEL * gw_dtype_bytes(op->op.out_dtype)
-                         : LOCAL_COPY_BYTES;
+                         ? op->fabric->blocks.numel * gw_dtype_bytes(op->op.out_dtype)
+                         : op->fabric->blocks.copy_bytes;
 
     op->segment_count = from->segment_count;
     for (uint32_t i = 0; i < from->segment_count; i++) {
