@@ -420,10 +420,13 @@ static void close_group(struct zero *z, const struct zero_group *group, uint32_t
             record(z, rank, b);
         if (entry->done)
             continue;
-        if (!entry->closed_now)
+        if (!entry->closed_now) {
             close_contribution(z, rank, b, last);
-        else if (last)
+        } else if (last) { /* it was not closed as the last one */
+            if (z->local)
+                close_local(z, rank, b, true);
             finish(z, rank, b);
+        }
     }
 }
 

@@ -89,6 +89,23 @@ static void running_sums_have_zeros_where_they_are_frozen(void **state)
     fx_free(fx);
 }
 
+/* Also where the step ends early, with the micro-step that closed the bucket. */
+static void running_sums_that_end_early_have_them_too(void **state)
+{
+    struct fx *fx = open_stage(1, GW_ACCUMULATE_LOCAL, 2);
+
+    (void)state;
+    freeze_both(fx, 5);
+    for (uint32_t rank = 0; rank < 2; rank++)
+        assert_int_equal(fx_ready(fx, rank, 1, GW_GRAD_RUNNING | GW_GRAD_ACCUMULATE, NONE), 0);
+    assert_int_equal(fx->launched[CORE_OP_ZERO], 0);
+    for (uint32_t rank = 0; rank < 2; rank++)
+        assert_int_equal(fx_bare(fx, rank, WIRE_STEP_END), 0);
+    assert_int_equal(fx_count(fx, "RS b0"), 1);
+    assert_int_equal(fx->launched[CORE_OP_ZERO], 4); /* p0, and bucket 1, of each rank */
+    fx_free(fx);
+}
+
 /* The word of a bucket that is frozen as a whole stays where it was, on both sides' counts. */
 static void words_count_no_frozen_contribution(void **state)
 {
@@ -247,6 +264,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_bucket_waits_for_what_is_not_frozen),
         cmocka_unit_test(running_sums_have_zeros_where_they_are_frozen),
+        cmocka_unit_test(running_sums_that_end_early_have_them_too),
         cmocka_unit_test(words_count_no_frozen_contribution),
         cmocka_unit_test(what_was_frozen_comes_last_when_it_thaws),
         cmocka_unit_test(the_last_step_is_over_before_it_counts),
