@@ -60,7 +60,7 @@ SCHEMA = {
         "machine": {"type": "object",
                     "required": ["cpu", "arch", "cpus_online", "memory_bytes", "kernel",
                                  "compiler", "load_average_before", "load_average",
-                                 "limit_threads"]}}}
+                                 "limit_threads", "large_pages"]}}}
 
 
 @pytest.fixture
@@ -139,6 +139,15 @@ def test_ready_marks_a_thousand_parameters(place):
     # 10 values of 4 bytes for each of 1000 parameters fit into 40960 bytes.
     assert (got["bytes"], got["ops"], got["algbw_gbs"]) == (40000, 3, None)
     assert set(got["figures"]) == {"acquire_us"}
+
+
+def test_large_pages_are_told(place):
+    done = bench(place, "latency", *TINY, *FEW, "--json")
+    told = json.loads(done.stdout)["machine"]["large_pages"]
+    for kind in ("enabled", "shmem_enabled"):
+        path = pathlib.Path("/sys/kernel/mm/transparent_hugepage", kind)
+        words = path.read_text().split() if path.exists() else ["[unknown]"]
+        assert f"[{told[kind]}]" in words
 
 
 def test_a_hit_s_call_is_told_without_the_clock(place):
