@@ -41,7 +41,9 @@ void rank_compute(struct rank_work *work, uint64_t ns);
 /* Figures of it, of so many steps. */
 void rank_tell_work(struct worker *worker, const struct rank_work *work, uint64_t steps);
 enum { RANK_COMPUTING_UNITS = 32 }; /* parameters of a step that computes */
-/* Parameters become the reduced gradients, and `add`. */
+/* An update of so many values: parameters become the reduced gradients, and `add`. */
+void rank_add(float *restrict params, const float *restrict grads, uint64_t count, float add);
+/* The shard's. */
 int rank_update(struct worker *worker, gw_job *job, float add);
 
 #endif

@@ -73,6 +73,12 @@ int rank_end_step(struct worker *worker, gw_job *job, struct gw_verdict *ret_ver
                : rank_check(worker, "wait for step", gw_wait_step(job, RANK_WAIT_NS, ret_verdict));
 }
 
+void rank_add(float *restrict params, const float *restrict grads, uint64_t count, float add)
+{
+    for (uint64_t i = 0; i < count; i++)
+        params[i] = grads[i] + add;
+}
+
 int rank_update(struct worker *worker, gw_job *job, float add)
 {
     const struct gw_span *spans;
@@ -87,11 +93,7 @@ int rank_update(struct worker *worker, gw_job *job, float add)
         r = rank_check(worker, "shard", gw_shard_spans(job, &spans, &count));
     if (r != 0)
         return r;
-    for (uint32_t i = 0; i < count; i++) {
-        const float *grads = spans[i].grads;
-
-        for (uint64_t j = 0; j < spans[i].valid_numel; j++)
-            spans[i].params[j] = grads[j] + add;
-    }
+    for (uint32_t i = 0; i < count; i++)
+        rank_add(spans[i].params, spans[i].grads, spans[i].valid_numel, add);
     return rank_check(worker, "commit update", gw_update_commit(job));
 }
