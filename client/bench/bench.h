@@ -43,6 +43,7 @@ enum bench_op {
 
 enum bench_variant {
     VARIANT_NONE,
+    VARIANT_GRADIENTS, /* in turns with others */
     VARIANT_MAPPED,
     VARIANT_PRIVATE,
     VARIANT_MISS,

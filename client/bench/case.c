@@ -9,7 +9,7 @@
 #include "client/bench/nodes.h"
 #include "client/bench/peer.h"
 
-/* Systems in workers: the limit and gradwire, or gradwire and what takes turns with it. */
+/* Systems in workers: the limit, gradwire, and what takes turns with them. */
 enum { LOCALS = 3 };
 
 #define LARGE_BYTES (16u << 20) /* enough to know a link by */
@@ -32,6 +32,8 @@ static const struct worker_ops *ops_of(const struct bench_case *what)
         return &worker_fetch;
     if (what->op == BENCH_READY)
         return &worker_ready;
+    if (what->variant == VARIANT_GRADIENTS)
+        return &worker_gradients;
     if (what->variant == VARIANT_NOTHING_SENT)
         return &worker_unsent;
     return what->op == BENCH_STEP ? &worker_step : &worker_collective;
@@ -49,11 +51,13 @@ static int add_local(struct bench *bench, struct turns *turns, const struct benc
 }
 
 static const struct {
+    enum bench_op op;
     enum bench_variant of, beside;
 } in_turns[] = {
-    {VARIANT_OVERLAP, VARIANT_OVERLAP_OFF},
-    {VARIANT_COVERED, VARIANT_COVERED_STAGE3},
-    {VARIANT_COVERED, VARIANT_NOTHING_SENT},
+    {BENCH_REDUCE_SCATTER, VARIANT_NONE, VARIANT_GRADIENTS},
+    {BENCH_STEP, VARIANT_OVERLAP, VARIANT_OVERLAP_OFF},
+    {BENCH_STEP, VARIANT_COVERED, VARIANT_COVERED_STAGE3},
+    {BENCH_STEP, VARIANT_COVERED, VARIANT_NOTHING_SENT},
 };
 
 /* All compute as much as the first. */
@@ -79,7 +83,7 @@ static int start(struct bench *bench, const struct bench_case *what, struct turn
     if (r == 0)
         r = add_local(bench, turns, what, ops_of(what));
     for (uint32_t i = 0; r == 0 && i < sizeof in_turns / sizeof in_turns[0]; i++) {
-        if (what->variant == in_turns[i].of)
+        if (what->op == in_turns[i].op && what->variant == in_turns[i].of)
             r = add_beside(bench, turns, what, in_turns[i].beside);
     }
     return r;

@@ -27,6 +27,7 @@ const struct bench_op_traits bench_ops[BENCH_OPS] = {
                     VARIANT_ENGINE},
 };
 const char *const bench_variant_names[VARIANTS] = {
+    [VARIANT_GRADIENTS] = "gradients",
     [VARIANT_MAPPED] = "mapped",
     [VARIANT_PRIVATE] = "private",
     [VARIANT_MISS] = "miss",

@@ -2,6 +2,7 @@
 /* See values.h. Its half types are the compiler's, not the service's kernels. */
 #include "client/bench/values.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -96,6 +97,18 @@ float values_is(uint32_t type, const void *is, uint64_t index)
 float values_must(const struct values *must, uint64_t index)
 {
     return decode(must->type, must_bits(must, index));
+}
+
+double values_norm(const struct values *must, uint64_t count)
+{
+    double sum = 0.0;
+
+    for (uint64_t i = 0; i < PERIOD; i++) {
+        double value = (double)values_must(must, i);
+
+        sum += value * value * (double)((count + PERIOD - 1 - i) / PERIOD);
+    }
+    return sqrt(sum);
 }
 
 /* ---- many ------------------------------------------------------------------------------------ */

@@ -42,6 +42,8 @@ void values_poison_spots(uint32_t type, void *is, uint64_t count);
 /* One element, for messages; `index` 0 of values_must is must->first. */
 float values_is(uint32_t type, const void *is, uint64_t index);
 float values_must(const struct values *must, uint64_t index);
+/* The root of the squares' sum. */
+double values_norm(const struct values *must, uint64_t count);
 /* Builds with GW_TEST_EDGES: if $GRADWIRE_BENCH_PLANT is `system`, one of the values to send is
  * made wrong. True: it was, or a peer should do so. */
 bool values_planted(const char *system);

@@ -91,6 +91,7 @@ int worker_fail(struct worker *worker, uint32_t status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
 extern const struct worker_ops worker_collective; /* rank.c */
+extern const struct worker_ops worker_gradients;  /* rank_gradients.c */
 extern const struct worker_ops worker_fetch;      /* rank_fetch.c: also the mapped all-gather */
 extern const struct worker_ops worker_step;       /* rank_step.c */
 extern const struct worker_ops worker_unsent;     /* rank_unsent.c */

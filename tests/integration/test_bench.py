@@ -109,18 +109,16 @@ def rows(place, *args):
 
 # ---- what it measures --------------------------------------------------------------------------
 
-@pytest.mark.parametrize("op, variants, systems", [
-    ("reduce-scatter", [None], {"limit", "gradwire"}),
-    ("all-gather", ["mapped"], {"limit", "gradwire"}),
-    ("all-reduce", [None], {"limit", "gradwire"}),
-    ("latency", [None], {"limit", "gradwire"}),
-    ("fetch", ["miss", "hit"], {"gradwire"}),
+@pytest.mark.parametrize("op, variants, limits", [
+    ("reduce-scatter", [None, "gradients"], [None]), ("all-gather", ["mapped"], ["mapped"]),
+    ("all-reduce", [None], [None]), ("latency", [None], [None]), ("fetch", ["miss", "hit"], []),
     ("step", ["stage0", "stage1", "stage2", "stage3", "overlap", "overlap-off", "covered",
-              "covered-stage3", "nothing-sent"], {"gradwire"})])
-def test_each_op_gives_its_rows(place, op, variants, systems):
+              "covered-stage3", "nothing-sent"], [])])
+def test_each_op_gives_its_rows(place, op, variants, limits):
     got = rows(place, op, *TINY, *FEW)
-    assert {(r["variant"], r["system"]) for r in got} == {(v, s) for v in variants
-                                                          for s in systems}
+    assert [(r["variant"], r["system"]) for r in got if r["system"] == "limit"] == [
+        (v, "limit") for v in limits]
+    assert {r["variant"] for r in got if r["system"] == "gradwire"} == set(variants)
     assert {(r["op"], r["ranks"], r["bytes"]) for r in got} == {(op, 2, 4096)}
 
 
@@ -139,6 +137,17 @@ def test_ready_marks_a_thousand_parameters(place):
     # 10 values of 4 bytes for each of 1000 parameters fit into 40960 bytes.
     assert (got["bytes"], got["ops"], got["algbw_gbs"]) == (40000, 3, None)
     assert set(got["figures"]) == {"acquire_us"}
+
+
+def test_the_sum_of_training_takes_turns_with_the_collective(place):
+    got = rows(place, "reduce-scatter", "--ranks", 3, "--sizes", "1002", "--dtypes", "fp32,bf16",
+               "--iterations", 4, "--rounds", 2)
+    assert [(r["dtype"], r["bytes"], r["system"], r["variant"], r["ops"]) for r in got] == [
+        (dtype, size, *row, 4) for dtype, size in (("fp32", 996), ("bf16", 1002))
+        for row in (("limit", None), ("gradwire", None), ("gradwire", "gradients"))]
+    for row in got:
+        assert set(row.get("figures", {})) == ({"comm_us"} if row["variant"] else set())
+        assert not row["variant"] or row["figures"]["comm_us"] > 0
 
 
 def test_large_pages_are_told(place):
@@ -220,7 +229,7 @@ def test_private_all_gather_copies(place):
 def test_lists_of_ranks_and_sizes(place):
     got = rows(place, "reduce-scatter", "--ranks", "2,3", "--sizes", "1000,4K", "--iterations", 3)
     # Rounded down to whole values of all ranks.
-    assert [(r["ranks"], r["bytes"]) for r in got if r["system"] == "gradwire"] == [
+    assert [(r["ranks"], r["bytes"]) for r in got if r["system"] == "limit"] == [
         (2, 1000), (2, 4096), (3, 996), (3, 4092)]
     got = rows(place, "reduce-scatter", "--ranks", "3", "--sizes", "1000", "--dtypes", "bf16",
                "--iterations", 3)
@@ -247,7 +256,7 @@ def test_time_bounds_the_ops(place):
 
 
 def test_the_table_has_the_same_rows(place):
-    lines = bench(place, "reduce-scatter", *TINY).stdout.splitlines()
+    lines = bench(place, "all-reduce", *TINY).stdout.splitlines()
     assert lines[0].split()[:2] == ["op", "variant"]
     assert [line.split()[4] for line in lines[1:]] == ["limit", "gradwire"]
 
@@ -539,7 +548,9 @@ def has_edges():
 
 
 @pytest.mark.parametrize("system, args", [
-    ("gradwire", ["reduce-scatter"]), ("gradwire", ["all-reduce"]), ("gradwire", ["latency"]),
+    ("gradwire", ["reduce-scatter"]), ("gradients", ["reduce-scatter"]),
+    ("gradients", ["reduce-scatter", "--dtypes", "bf16"]),
+    ("gradwire", ["all-reduce"]), ("gradwire", ["latency"]),
     ("gradwire", ["all-gather"]), ("gradwire", ["all-gather", "--private"]),
     ("gradwire", ["fetch"]), ("gradwire", ["step"]), ("limit", ["reduce-scatter"]),
     ("gradwire", ["reduce-scatter", "--dtypes", "bf16"]),
