@@ -20,19 +20,26 @@
 #define DEPTH 12u /* binary counter over 1,024 leaves (GW_RANKS_MAX), and what is added to it */
 
 /* A vector of this width, and one of as many elements of half the size; whole ones are stored past
- * the caches. */
+ * the caches. Its lower and upper half as doubles, where the processor widens them in registers. */
 #if defined(__AVX512F__)
 typedef __m512 vec;
 #define VEC_STREAM(to, value) _mm512_stream_ps(to, value)
 #define HALF_STREAM(to, value) _mm256_stream_si256((__m256i *)(to), (__m256i)(value))
+#define VEC_LOW(values) ((wide_vec)_mm512_cvtps_pd(_mm512_castps512_ps256(values)))
+#define VEC_HIGH(values) \
+    ((wide_vec)_mm512_cvtps_pd((__m256)_mm512_extractf64x4_pd((__m512d)(values), 1)))
 #elif defined(__AVX2__)
 typedef __m256 vec;
 #define VEC_STREAM(to, value) _mm256_stream_ps(to, value)
 #define HALF_STREAM(to, value) _mm_stream_si128((__m128i *)(to), (__m128i)(value))
+#define VEC_LOW(values) ((wide_vec)_mm256_cvtps_pd(_mm256_castps256_ps128(values)))
+#define VEC_HIGH(values) ((wide_vec)_mm256_cvtps_pd(_mm256_extractf128_ps(values, 1)))
 #elif defined(__SSE2__)
 typedef __m128 vec;
 #define VEC_STREAM(to, value) _mm_stream_ps(to, value)
 #define HALF_STREAM(to, value) _mm_stream_si64((long long *)(to), (long long)(value))
+#define VEC_LOW(values) ((wide_vec)_mm_cvtps_pd(values))
+#define VEC_HIGH(values) ((wide_vec)_mm_cvtps_pd(_mm_movehl_ps(values, values)))
 #else
 typedef float vec __attribute__((vector_size(16), may_alias));
 #define VEC_STREAM(to, value) (*(vec *)(void *)(to) = (value))
@@ -40,6 +47,7 @@ typedef float vec __attribute__((vector_size(16), may_alias));
 #endif
 typedef vec loose_vec __attribute__((aligned(1), may_alias));
 typedef uint32_t bits_vec __attribute__((vector_size(sizeof(vec)), may_alias));
+typedef double wide_vec __attribute__((vector_size(sizeof(vec)), may_alias));
 typedef uint16_t half_vec __attribute__((vector_size(sizeof(vec) / 2), may_alias));
 typedef half_vec loose_half_vec __attribute__((aligned(1), may_alias));
 #define VEC_NUMEL (sizeof(vec) / sizeof(float))
@@ -111,8 +119,9 @@ static inline __attribute__((always_inline)) vec load_wide(const void *from, siz
     return dtype == GW_DTYPE_FP16 ? VEC_FROM_FP16(half) : vec_from_bf16(half);
 }
 
-static inline __attribute__((always_inline)) void store_narrow(void *to, size_t at, uint8_t dtype,
-                                                               vec values, bool past)
+/* Returns what is stored there. */
+static inline __attribute__((always_inline)) vec store_narrow(void *to, size_t at, uint8_t dtype,
+                                                              vec values, bool past)
 {
     uint16_t *half = (uint16_t *)to + at;
     half_vec narrow;
@@ -122,13 +131,14 @@ static inline __attribute__((always_inline)) void store_narrow(void *to, size_t 
             VEC_STREAM((float *)to + at, values);
         else
             *(loose_vec *)(void *)((float *)to + at) = values;
-        return;
+        return values;
     }
     narrow = dtype == GW_DTYPE_FP16 ? VEC_TO_FP16(values) : vec_to_bf16(values);
     if (past)
         HALF_STREAM((void *)half, narrow);
     else
         *(loose_half_vec *)(void *)half = narrow;
+    return dtype == GW_DTYPE_FP16 ? VEC_FROM_FP16(narrow) : vec_from_bf16(narrow);
 }
 
 static void sum2(float *restrict to, const float *a, const float *b, size_t count)
@@ -416,11 +426,12 @@ static struct kernel_partial norm_end(struct norm *norm, uint8_t kind)
 
 /* ---- chunks ---------------------------------------------------------------------------------- */
 
-/* A sum of few inputs to one place: no pass over a buffer between. `to` may be an input: element i
- * is stored after the elements i are read. */
+/* A sum of few inputs to one place: no pass over a buffer between, its norm included. `to` may be
+ * an input: element i is stored after the elements i are read. */
 struct direct {
     void *to;
     const void *in[DIRECT_INPUTS];
+    struct norm *norm; /* NULL: not asked for */
     size_t count;
     float scale;
     uint8_t out_dtype;
@@ -443,21 +454,64 @@ static inline __attribute__((always_inline)) vec direct_tree(const struct direct
     return sum;
 }
 
+/* What is stored at `at`. */
+static inline __attribute__((always_inline)) vec direct_at(const struct direct *d, uint32_t n,
+                                                           uint8_t dtype, vec factor, size_t at)
+{
+    vec sum = direct_tree(d, 0, n < 4 ? n : 4, dtype, at);
+
+    if (n > 4)
+        sum = sum + direct_tree(d, 4, n - 4, dtype, at);
+    sum = sum * factor;
+    if (d->accumulated)
+        sum = load_wide(d->to, at, d->out_dtype) + sum;
+    return store_narrow(d->to, at, d->out_dtype, sum, d->past);
+}
+
+#ifdef VEC_LOW
+#define NORM_IS_DIRECT true
+#define WIDE_NUMEL (sizeof(wide_vec) / sizeof(double))
+
+/* squares_of and nonfinite_of, of what is still in registers. */
+static inline __attribute__((always_inline)) void direct_squares(const struct direct *d, uint32_t n,
+                                                                 uint8_t dtype, vec factor)
+{
+    wide_vec lane[LANES / WIDE_NUMEL];
+    bits_vec nonfinite = {0};
+
+    memcpy(lane, d->norm->lane, sizeof(lane));
+    for (size_t i = 0; i < d->count; i += LANES) {
+        for (size_t j = 0; j < LANES / VEC_NUMEL; j++) {
+            vec sum = direct_at(d, n, dtype, factor, i + j * VEC_NUMEL);
+            wide_vec low = VEC_LOW(sum), high = VEC_HIGH(sum);
+            lane[2 * j] = lane[2 * j] + low * low;
+            lane[2 * j + 1] = lane[2 * j + 1] + high * high;
+            nonfinite -= (bits_vec)(((bits_vec)sum & 0x7f800000u) == 0x7f800000u);
+        }
+    }
+    memcpy(d->norm->lane, lane, sizeof(lane));
+    for (size_t i = 0; i < VEC_NUMEL; i++)
+        d->norm->nonfinite += nonfinite[i];
+}
+#else
+#define NORM_IS_DIRECT false
+static inline void direct_squares(const struct direct *d, uint32_t n, uint8_t dtype, vec factor)
+{
+    (void)d, (void)n, (void)dtype, (void)factor;
+}
+#endif
+
 static inline __attribute__((always_inline)) void direct_n(const struct direct *given, uint32_t n,
                                                            uint8_t dtype)
 {
     const struct direct d = *given; /* nobody else's: kept in registers */
     const vec factor = d.scale - (vec){0};
 
-    for (size_t i = 0; i < d.count; i += VEC_NUMEL) {
-        vec sum = direct_tree(&d, 0, n < 4 ? n : 4, dtype, i);
-        if (n > 4)
-            sum = sum + direct_tree(&d, 4, n - 4, dtype, i);
-        sum = sum * factor;
-        if (d.accumulated)
-            sum = load_wide(d.to, i, d.out_dtype) + sum;
-        store_narrow(d.to, i, d.out_dtype, sum, d.past);
-    }
+    if (d.norm)
+        direct_squares(&d, n, dtype, factor);
+    else
+        for (size_t i = 0; i < d.count; i += VEC_NUMEL)
+            (void)direct_at(&d, n, dtype, factor, i);
 }
 
 static inline __attribute__((always_inline)) void direct_of(const struct direct *d, uint32_t n,
@@ -512,16 +566,19 @@ static bool is_direct(const struct kernel_reduce *reduce, const struct direct *d
 
     return reduce->n <= DIRECT_INPUTS && !reduce->subtrees && reduce->outs == 1 &&
            (reduce->round_dtype == GW_DTYPE_FP32 || reduce->round_dtype == reduce->in_dtype) &&
-           (VEC_HAS_FP16 || !fp16) && !(d->past && (uintptr_t)d->to % whole != 0);
+           (VEC_HAS_FP16 || !fp16) && !(d->past && (uintptr_t)d->to % whole != 0) &&
+           (!d->norm || (NORM_IS_DIRECT && reduce->norm != GW_NORM_MAX));
 }
 
-/* How many elements from `at` on were done so: whole vectors. */
-static size_t direct_chunk(const struct kernel_reduce *reduce, uint64_t at, size_t count)
+/* How many elements from `at` on were done so: whole vectors, with a norm of all lanes. */
+static size_t direct_chunk(const struct kernel_reduce *reduce, uint64_t at, size_t count,
+                           struct norm *norm)
 {
     size_t in_size = reduce->in_dtype == GW_DTYPE_FP32 ? sizeof(float) : sizeof(uint16_t);
     size_t out_size = reduce->out_dtype == GW_DTYPE_FP32 ? sizeof(float) : sizeof(uint16_t);
     struct direct d = {.to = (char *)reduce->out[0] + at * out_size,
-                       .count = count - count % VEC_NUMEL,
+                       .norm = norm,
+                       .count = count - count % (norm ? LANES : VEC_NUMEL),
                        .scale = reduce->scale,
                        .out_dtype = reduce->out_dtype,
                        .accumulated = reduce->accumulate,
@@ -548,8 +605,8 @@ static size_t direct_chunk(const struct kernel_reduce *reduce, uint64_t at, size
 static void chunk(const struct kernel_reduce *reduce, uint64_t at, size_t count,
                   struct kernel_partial *partial)
 {
-    size_t done = partial ? 0 : direct_chunk(reduce, at, count);
     struct norm norm = {{0}, 0, 0};
+    size_t done = direct_chunk(reduce, at, count, partial ? &norm : NULL);
     struct room room;
 
     for (size_t piece; done < count; done += piece) {
