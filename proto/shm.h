@@ -5,7 +5,8 @@
  *   client page   client writes, engine reads   who waits, the client's own timelines; behind it
  *                                               the submission ring (submit.h)
  *   engine page   engine writes, client reads   wake word, error, slots of collective ops
- *   job page      engine writes, all clients read   wake word of what all ranks wait for
+ *   job page      engine writes, all ranks read   jobs in host memory: wake word of what all wait
+ *                                               for
  *   board         engine writes, client reads   per sealed layout: step, update, bucket, unit
  *                                               slots, verdict, used-parameter bits
  *   wait pages    engine and client write       jobs on GPUs: the slots' values once more, for

@@ -152,7 +152,7 @@ static int map_page(int fd, uint32_t kind, uint64_t bytes, uint32_t used_bytes, 
     return 0;
 }
 
-/* Client page, engine page, doorbell, job page: proto/WIRE.md has the order. */
+/* Client page, engine page, doorbell: proto/WIRE.md has the order. */
 static int take_welcome(gw_job *job, struct reply *reply)
 {
     int r;
@@ -160,8 +160,8 @@ static int take_welcome(gw_job *job, struct reply *reply)
     if (reply->msg->u.welcome.version != GW_PROTOCOL_VERSION)
         return err_set(GW_E_VERSION, "the engine speaks protocol version %u, this library %u",
                        reply->msg->u.welcome.version, GW_PROTOCOL_VERSION);
-    if (reply->fd_count != 4)
-        return err_set(GW_E_PROTOCOL, "the engine's welcome has %u descriptors, expected 4",
+    if (reply->fd_count != 3)
+        return err_set(GW_E_PROTOCOL, "the engine's welcome has %u descriptors, expected 3",
                        reply->fd_count);
     snprintf(job->channel.engine, sizeof(job->channel.engine), "engine (pid %u)",
              reply->msg->u.welcome.engine_pid);
@@ -170,14 +170,10 @@ static int take_welcome(gw_job *job, struct reply *reply)
     if (r == 0)
         r = map_page(reply->fds[1], GW_SHM_ENGINE, GW_ENGINE_PAGE_BYTES,
                      sizeof(struct gw_engine_page), PROT_READ, "engine page", &job->engine_map);
-    if (r == 0)
-        r = map_page(reply->fds[3], GW_SHM_JOB, GW_PAGE_BYTES, sizeof(struct gw_job_page),
-                     PROT_READ, "job page", &job->job_map);
     if (r < 0)
         return r;
     job->page = (struct gw_client_page *)(void *)job->client_map.base;
     job->engine = (const struct gw_engine_page *)(const void *)job->engine_map.base;
-    job->common = (const struct gw_job_page *)(const void *)job->job_map.base;
     job->channel.failure = &job->engine->error;
     job->doorbell = reply->fds[2]; /* stays listed for forks */
     reply->fds[2] = -1;
@@ -186,6 +182,16 @@ static int take_welcome(gw_job *job, struct reply *reply)
         reply->fds[0] = -1;
     }
     return 0;
+}
+
+int connect_job_page(gw_job *job, int fd)
+{
+    int r = map_page(fd, GW_SHM_JOB, GW_PAGE_BYTES, sizeof(struct gw_job_page), PROT_READ,
+                     "job page", &job->job_map);
+
+    if (r == 0)
+        job->common = (const struct gw_job_page *)(const void *)job->job_map.base;
+    return r;
 }
 
 int connect_open(gw_job *job, const struct connect_to *to, int64_t deadline)

@@ -16,5 +16,7 @@ struct connect_to {
 
 /* Connects, says hello and takes the welcome. */
 int connect_open(gw_job *job, const struct connect_to *to, int64_t deadline);
+/* Of a job in host memory, that comes with JOINED; the descriptor stays the caller's. */
+int connect_job_page(gw_job *job, int fd);
 
 #endif

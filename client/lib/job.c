@@ -279,11 +279,14 @@ static int take_joined(gw_job *job, const struct reply *reply)
     for (uint32_t i = 0; i < job->world; i++)
         job->groups[GW_GROUP_WORLD].ranks[i] = i;
     job->groups[GW_GROUP_WORLD].count = job->world;
-    if (msg->u.joined.device != (job->device ? job->device->ops->kind : GW_DEVICE_HOST) ||
-        reply->fd_count != (job->device ? 1 : 0))
+    if (msg->u.joined.device != (job->device ? job->device->ops->kind : GW_DEVICE_HOST))
         return err_set(GW_E_PROTOCOL, "the engine took rank %u for one of another device",
                        job->rank);
-    return job->device ? order_start(job, reply->fds[0]) : 0;
+    if (reply->fd_count != 1)
+        return err_set(GW_E_PROTOCOL,
+                       "the engine's answer to the join has %u descriptors, expected 1",
+                       reply->fd_count);
+    return job->device ? order_start(job, reply->fds[0]) : connect_job_page(job, reply->fds[0]);
 }
 
 static struct connect_to job_of(const struct gw_job_id *id)

@@ -65,7 +65,7 @@ struct gw_job {
     struct map client_map, engine_map, job_map;
     struct gw_client_page *page;
     const struct gw_engine_page *engine;
-    const struct gw_job_page *common;
+    const struct gw_job_page *common; /* NULL on a device */
     int doorbell;
     int client_fd; /* of the client page, until a device has it; -1 */
     struct channel channel;

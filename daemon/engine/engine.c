@@ -17,7 +17,6 @@
 
 #include "daemon/base/error.h"
 #include "daemon/base/escape.h"
-#include "daemon/device/pages.h"
 #include "daemon/engine/log.h"
 
 /* ---- the job's callbacks --------------------------------------------------------------------- */
@@ -108,6 +107,35 @@ static void on_wake(void *user)
     (void)uv_async_send(&engine->completed); /* a stream's thread */
 }
 
+int engine_make_page(enum pages_kind kind, const char *name, uint32_t shm_kind, size_t used,
+                     size_t bytes, struct device_memory **ret_page)
+{
+    struct device_memory *page;
+    int r;
+
+    r = pages_new(kind, name, bytes, PAGES_ANYWHERE, &page);
+    if (r < 0)
+        return r;
+    *(struct gw_shm_header *)page->base =
+        (struct gw_shm_header){GW_SHM_MAGIC, GW_SHM_VERSION, shm_kind, (uint32_t)used};
+    *ret_page = page;
+    return 0;
+}
+
+/* On GPUs nothing ends for all ranks at once. */
+static int make_job_page(struct engine *engine, struct job_config *config)
+{
+    int r;
+
+    if (config->kind != GW_DEVICE_HOST)
+        return 0;
+    r = engine_make_page(PAGES_OUT, "gradwire-job", GW_SHM_JOB, sizeof(struct gw_job_page),
+                         GW_PAGE_BYTES, &engine->job_page);
+    if (r == 0)
+        config->page = engine->job_page->base;
+    return r;
+}
+
 int engine_make_job(struct engine *engine, struct job_config *config)
 {
     int r;
@@ -124,7 +152,6 @@ int engine_make_job(struct engine *engine, struct job_config *config)
         &config->device);
     if (r < 0)
         return r;
-    config->page = engine->job_page->base;
     config->callbacks = (struct job_callbacks){.reply = on_reply,
                                                .drop = on_drop,
                                                .failed = on_failed,
@@ -132,8 +159,11 @@ int engine_make_job(struct engine *engine, struct job_config *config)
                                                .end = on_end,
                                                .waits = on_waits,
                                                .user = engine};
-    r = job_new(config, &engine->job);
+    r = make_job_page(engine, config);
+    if (r == 0)
+        r = job_new(config, &engine->job);
     if (r < 0) {
+        engine->job_page = pages_free(engine->job_page);
         config->device_ops->device_free(config->device);
         return r;
     }

@@ -31,6 +31,7 @@
 
 #include "daemon/base/priority.h"
 #include "daemon/base/tag.h"
+#include "daemon/device/pages.h"
 #include "daemon/engine/guard.h"
 #include "daemon/engine/id.h"
 #include "daemon/engine/job.h"
@@ -121,7 +122,7 @@ struct engine {
     struct guard *guard; /* jobs on GPUs */
     struct lease_list leases;
 
-    struct device_memory *job_page; /* all clients'; NULL before the first */
+    struct device_memory *job_page; /* its ranks'; NULL: no job, or one on GPUs */
     struct gw_stats_page *stats;
     uint64_t started_ns, stats_ns;
     char wait[GW_TEXT_MAX + 1];
@@ -150,6 +151,9 @@ struct session *engine_session(struct engine *engine, uint64_t identity);
 void engine_wanted(struct engine *engine);
 /* Makes the job and its device; sets config's device and callbacks. As job_new or device_new. */
 int engine_make_job(struct engine *engine, struct job_config *config);
+/* A page of GW_SHM_* shm_kind with its header, `used` of `bytes` bytes. As pages_new. */
+int engine_make_page(enum pages_kind kind, const char *name, uint32_t shm_kind, size_t used,
+                     size_t bytes, struct device_memory **ret_page);
 /* A wait page was made, or is about to be freed. */
 void engine_guard(struct engine *engine, const struct device_memory *page, bool made);
 

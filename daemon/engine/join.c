@@ -416,7 +416,7 @@ void join_reply(struct session *session, uint32_t rank, const struct wire_msg *m
                             .client = session->client_page->base,
                             .waits = session->wait_page,
                             .identity = session->identity};
-    bool passed = msg->type == WIRE_JOINED && session->wait_page;
+    int page = -1;
 
     if (msg->type == WIRE_JOINED) {
         if (engine->ranks[rank])
@@ -430,9 +430,10 @@ void join_reply(struct session *session, uint32_t rank, const struct wire_msg *m
         reply.u.joined.id_bytes = JOB_ID_BYTES;
         memcpy(reply.u.joined.id, engine->id->bytes, JOB_ID_BYTES);
         reply.u.joined.device = engine->kind;
+        page = session->wait_page ? session->wait_page->fd : engine->job_page->fd;
         log_line("rank %u is %s (pid %d), generation %u", rank, session->client, (int)session->pid,
                  msg->u.joined.generation);
     }
-    session_send(session, &reply, passed ? &session->wait_page->fd : NULL, passed ? 1 : 0);
+    session_send(session, &reply, &page, page < 0 ? 0 : 1);
     id_wipe(&reply.u, sizeof(reply.u));
 }

@@ -190,21 +190,6 @@ static void on_alarm(void *owner)
     engine_after(session->engine);
 }
 
-static int make_page(enum pages_kind kind, const char *name, uint32_t shm_kind, size_t used,
-                     size_t bytes, struct device_memory **ret_page)
-{
-    struct device_memory *page;
-    int r;
-
-    r = pages_new(kind, name, bytes, PAGES_ANYWHERE, &page);
-    if (r < 0)
-        return r;
-    *(struct gw_shm_header *)page->base =
-        (struct gw_shm_header){GW_SHM_MAGIC, GW_SHM_VERSION, shm_kind, (uint32_t)used};
-    *ret_page = page;
-    return 0;
-}
-
 /* By the socket where the kernel can say it, else by number: the connection was made moments
  * ago. */
 static int open_pidfd(int fd, pid_t pid)
@@ -248,29 +233,28 @@ static int make_pages(struct session *session)
 {
     int r;
 
-    r = make_page(PAGES_SHARED, "gradwire-client", GW_SHM_CLIENT, sizeof(struct gw_client_page),
-                  GW_CLIENT_PAGE_BYTES, &session->client_page);
+    r = engine_make_page(PAGES_SHARED, "gradwire-client", GW_SHM_CLIENT,
+                         sizeof(struct gw_client_page), GW_CLIENT_PAGE_BYTES,
+                         &session->client_page);
     if (r == 0)
-        r = make_page(PAGES_OUT, "gradwire-engine", GW_SHM_ENGINE, sizeof(struct gw_engine_page),
-                      GW_ENGINE_PAGE_BYTES, &session->engine_page);
-    if (r == 0 && !session->engine->job_page)
-        r = make_page(PAGES_OUT, "gradwire-job", GW_SHM_JOB, sizeof(struct gw_job_page),
-                      GW_PAGE_BYTES, &session->engine->job_page);
+        r = engine_make_page(PAGES_OUT, "gradwire-engine", GW_SHM_ENGINE,
+                             sizeof(struct gw_engine_page), GW_ENGINE_PAGE_BYTES,
+                             &session->engine_page);
     if (r == 0)
         submit_reader_start(&session->submit, session->client_page->base,
                             session->engine_page->base);
     return r;
 }
 
+/* Nothing that others of the job use: whoever has the user's id and the tag gets this far. */
 static void welcome(struct session *session)
 {
     struct wire_msg msg = {.type = WIRE_WELCOME};
-    int fds[4] = {session->client_page->fd, session->engine_page->fd, session->doorbell,
-                  session->engine->job_page->fd};
+    int fds[3] = {session->client_page->fd, session->engine_page->fd, session->doorbell};
 
     msg.u.welcome.version = GW_PROTOCOL_VERSION;
     msg.u.welcome.engine_pid = (uint32_t)getpid();
-    session_send(session, &msg, fds, 4);
+    session_send(session, &msg, fds, 3);
 }
 
 /* Two for each rank, for its last client may be there yet, and some to be sent away. */

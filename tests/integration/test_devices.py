@@ -71,7 +71,7 @@ class Client(wire.Connection):
     def take_joined(self):
         if self.joined.type == "JOINED":
             self.id = self.joined.fields[1][0]
-            if self.joined.fds:
+            if self.joined.number(3) == CUDA:
                 self.op_waits = Waits(self.joined.fds[0])
         return self
 
@@ -527,7 +527,7 @@ def test_a_clients_own_memory_is_a_buffer_without_a_descriptor(runtime_dir):
 def test_the_host_imports_nothing(runtime_dir):
     with fake_daemon(runtime_dir) as daemon, Client.welcomed(daemon) as client:
         client.create(device=HOST)
-        assert client.joined.fds == [] and client.joined.number(3) == HOST
+        assert client.joined.number(3) == HOST
         done = client.ask("BUFFER_IMPORT", {1: b"F" * 64, 2: 4096, 3: 256, 4: 512}, 2)
         assert done.code == "UNIMPLEMENTED" and done.reason, done
         done = client.ask("ARENA_GET", {1: VERDICT}, 3)

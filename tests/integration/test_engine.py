@@ -12,6 +12,7 @@ import random
 import resource
 import signal
 import socket
+import stat
 import struct
 import subprocess
 import time
@@ -80,7 +81,7 @@ class Engine:
     def welcomed(self, tag=b""):
         client = self.client(tag)
         welcome = client.receive()
-        assert welcome.type == "WELCOME" and len(welcome.fds) == 4, welcome
+        assert welcome.type == "WELCOME" and len(welcome.fds) == 3, welcome
         client.pages = welcome.fds
         client.engine_page = mmap.mmap(welcome.fds[1], 2 * PAGE, prot=mmap.PROT_READ)
         return client
@@ -90,11 +91,13 @@ class Engine:
         joined = client.ask("JOB_CREATE", {1: rank, 2: world, 7: "test", **more})
         assert joined.type == "JOINED", joined
         client.id = joined.fields[1][0]
+        client.pages += joined.fds
         return client
 
     def join(self, id_, rank, world):
         client = self.welcomed(self.tag)
         client.joined = client.ask("JOIN", {1: id_, 2: rank, 3: world})
+        client.pages += client.joined.fds
         return client
 
     def stats(self):
@@ -314,6 +317,29 @@ def test_a_wrong_secret_is_refused(start):
         assert client.joined.type == "DONE" and client.joined.code == "DENIED", bad
         assert client.wait_closed().code == "DENIED"
     assert engine.join(good, 1, 2).joined.type == "JOINED"
+
+
+def memory_of(fds):
+    return {os.fstat(fd).st_ino for fd in fds if stat.S_ISREG(os.fstat(fd).st_mode)}
+
+
+def test_who_has_not_shown_the_secret_gets_no_page_of_others(start):
+    """What all ranks sleep on could be woken, or its sleepers moved, by who can only read it."""
+    engine = start()
+    creator = engine.create(world=2)
+    rank = engine.join(creator.id, 1, 2)
+    page = memory_of(rank.joined.fds)
+    assert len(page) == 1
+    assert memory_of(creator.pages) & memory_of(rank.pages) == page
+    strangers = [engine.welcomed(engine.tag), engine.welcomed(), engine.join(bytes(64), 0, 2)]
+    assert strangers[2].joined.code == "DENIED"
+    for stranger in strangers:
+        assert len(stranger.pages) == 3 and len(memory_of(stranger.pages)) == 2
+        assert not memory_of(stranger.pages) & memory_of(creator.pages + rank.pages)
+    rank.close()
+    until(lambda: error_of(creator)[0] == "PEER_LOST")
+    again = engine.join(creator.id, 1, 2)
+    assert memory_of(again.joined.fds) == page
 
 
 def test_join_before_the_job_exists(start):

@@ -30,7 +30,7 @@ def create_job(daemon, world=2, name="byhand"):
     client = wire.Connection.to(daemon.socket)
     client.send(wire.hello())
     welcome = client.receive()
-    assert welcome.type == "WELCOME" and len(welcome.fds) == 4, welcome
+    assert welcome.type == "WELCOME" and len(welcome.fds) == 3, welcome
     for fd in welcome.fds:
         os.close(fd)
     joined = client.ask("JOB_CREATE", {1: 0, 2: world, 7: name})

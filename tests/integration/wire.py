@@ -160,7 +160,7 @@ class Submissions:
     AT, BYTES, PUT, TAKEN, SLEEPS = 4096, 131072, 576, 24, 32
 
     def __init__(self, welcome):
-        page, engine_page, bell, _ = welcome.fds
+        page, engine_page, bell = welcome.fds
         self.memory = mmap.mmap(page, self.AT + self.BYTES)
         self.engine = mmap.mmap(engine_page, 8192, prot=mmap.PROT_READ)
         self.words = memoryview(self.memory).cast("Q")  # stored and loaded as a whole
@@ -270,7 +270,7 @@ class Connection:
 
     def take(self, message):
         """As a client; of other connections nothing is looked at."""
-        if message.type == "WELCOME" and len(message.fds) == 4:
+        if message.type == "WELCOME" and len(message.fds) == 3:
             self.submit = Submissions(message)
         self.has_joined |= message.type == "JOINED" and self.submit is not None
         return message

@@ -39,7 +39,7 @@ struct scenario {
     bool garbage, hang_up, silent, no_seal, short_page, bad_magic, bad_version, other_protocol;
     int fds;         /* of the welcome; 0: 3 */
     int joined_code; /* DONE with it instead of JOINED */
-    bool wrong_reply, no_id, hang_up_later, stray_reply;
+    bool wrong_reply, no_id, no_page, wrong_page, hang_up_later, stray_reply;
 };
 
 static const struct scenario scenarios[] = {
@@ -59,11 +59,13 @@ static const struct scenario scenarios[] = {
     {.what = "another magic", .expect = GW_E_PROTOCOL, .bad_magic = true},
     {.what = "another page version", .expect = GW_E_VERSION, .bad_version = true},
     {.what = "another protocol", .expect = GW_E_VERSION, .other_protocol = true},
-    {.what = "three descriptors", .expect = GW_E_PROTOCOL, .text = "3 descriptors", .fds = 3},
-    {.what = "five descriptors", .expect = GW_E_PROTOCOL, .text = "5 descriptors", .fds = 5},
+    {.what = "two descriptors", .expect = GW_E_PROTOCOL, .text = "2 descriptors", .fds = 2},
+    {.what = "four descriptors", .expect = GW_E_PROTOCOL, .text = "4 descriptors", .fds = 4},
     {.what = "join refused", .expect = GW_E_INVALID, .text = "world", .joined_code = GW_E_INVALID},
     {.what = "a wrong reply", .expect = GW_E_PROTOCOL, .text = "BUFFER_MADE", .wrong_reply = true},
     {.what = "no id", .expect = GW_E_PROTOCOL, .no_id = true},
+    {.what = "no job page", .expect = GW_E_PROTOCOL, .text = "0 descriptors", .no_page = true},
+    {.what = "another job page", .expect = GW_E_PROTOCOL, .text = "job page", .wrong_page = true},
     {.what = "closed later", .expect = GW_E_ENGINE_LOST, .text = "is gone", .hang_up_later = true},
 };
 #define SCENARIOS (sizeof(scenarios) / sizeof(scenarios[0]))
@@ -114,7 +116,7 @@ static void send_message(int fd, const struct wire_msg *msg, const int *fds, siz
 static void welcome(int fd, const struct scenario *s)
 {
     struct wire_msg msg = {.type = WIRE_WELCOME};
-    size_t count = s->fds ? (size_t)s->fds : 4;
+    size_t count = s->fds ? (size_t)s->fds : 3;
     int fds[8];
 
     msg.u.welcome.version = GW_PROTOCOL_VERSION + (s->other_protocol ? 1 : 0);
@@ -126,18 +128,18 @@ static void welcome(int fd, const struct scenario *s)
         engine_page =
             mmap(NULL, GW_ENGINE_PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fds[1], 0);
     }
-    fds[2] = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    fds[3] = page_new(s, GW_SHM_JOB, GW_PAGE_BYTES, sizeof(struct gw_job_page));
-    for (size_t i = 4; i < count; i++)
-        fds[i] = dup(fds[2]);
+    for (size_t i = 2; i < count || i < 3; i++)
+        fds[i] = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     send_message(fd, &msg, fds, count);
-    for (size_t i = 0; i < count || i < 4; i++)
+    for (size_t i = 0; i < count || i < 3; i++)
         close(fds[i]);
 }
 
 static void joined(int fd, const struct scenario *s, uint32_t request)
 {
     struct wire_msg msg = {.type = WIRE_JOINED, .request = request};
+    int page = page_new(s, s->wrong_page ? GW_SHM_BOARD : GW_SHM_JOB, GW_PAGE_BYTES,
+                        sizeof(struct gw_job_page));
 
     if (s->stray_reply) {
         struct wire_msg stray = {.type = WIRE_DONE, .request = request + 77};
@@ -159,7 +161,8 @@ static void joined(int fd, const struct scenario *s, uint32_t request)
         memset(msg.u.joined.id, 0x5a, JOB_ID_BYTES);
         job_id_start(msg.u.joined.id);
     }
-    send_message(fd, &msg, NULL, 0);
+    send_message(fd, &msg, &page, s->no_page || msg.type != WIRE_JOINED ? 0 : 1);
+    close(page);
 }
 
 static void buffer_made(int fd, uint32_t request)

@@ -85,7 +85,7 @@ static struct {
     struct layout *layout;
     struct gw_client_page *client; /* NULL before WELCOME */
     struct gw_engine_page *engine;
-    struct gw_job_page *common;
+    struct gw_job_page *common; /* NULL before JOINED, and with a device */
     struct submit_reader submit;
     int bell;
     struct gw_shm_board *board;
@@ -481,7 +481,7 @@ static inline void sv_welcome(void)
 {
     struct wire_msg msg = {.type = WIRE_WELCOME};
     void *base = NULL;
-    int fds[4];
+    int fds[3];
 
     msg.u.welcome.version = GW_PROTOCOL_VERSION;
     msg.u.welcome.engine_pid = 1234;
@@ -492,15 +492,14 @@ static inline void sv_welcome(void)
     submit_reader_start(&sv.submit, sv.client, sv.engine);
     fds[2] = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     sv.bell = dup(fds[2]);
-    fds[3] = sv_page(GW_SHM_JOB, GW_PAGE_BYTES, &base);
-    sv.common = base;
-    sv_send(&msg, fds, 4);
+    sv_send(&msg, fds, 3);
 }
 
 static inline void sv_joined(const struct wire_msg *asked)
 {
     struct wire_msg msg = {.type = WIRE_JOINED, .request = asked->request};
     char line[SV_LINE];
+    void *base = NULL;
     int fd;
 
     snprintf(line, sizeof(line), "CREATE device %u gpu %u:%02x", asked->u.job_create.device,
@@ -511,8 +510,10 @@ static inline void sv_joined(const struct wire_msg *asked)
     memset(msg.u.joined.id, 0x5a, JOB_ID_BYTES);
     job_id_start(msg.u.joined.id);
     msg.u.joined.device = sv.device;
-    fd = sv.device ? sv_wait_page(GW_OPS_IN_FLIGHT, &sv.op_words) : -1;
-    sv_send(&msg, &fd, sv.device ? 1 : 0);
+    fd = sv.device ? sv_wait_page(GW_OPS_IN_FLIGHT, &sv.op_words)
+                   : sv_page(GW_SHM_JOB, GW_PAGE_BYTES, &base);
+    sv.common = base;
+    sv_send(&msg, &fd, 1);
 }
 
 static inline void sv_register(const struct wire_msg *asked)
