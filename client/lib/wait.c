@@ -226,15 +226,17 @@ static bool nap(gw_job *job, const struct gw_token *tokens, size_t count, bool a
 int wait_tokens(gw_job *job, const struct gw_token *tokens, size_t count, bool any,
                 int64_t deadline, size_t *ret_index, struct wait_time *ret_time)
 {
+    int64_t last_look;
     int r;
 
     *ret_time = (struct wait_time){0};
     *ret_index = 0;
     if (reached(job, tokens, count, any, ret_index))
         return 0;
-    ret_time->w0 = ret_time->w1 = clock_now();
+    ret_time->w0 = ret_time->w1 = last_look = clock_now();
     for (;;) {
         bool empty = channel_flush(&job->channel); /* what is waited for may be in the batch */
+        bool woken;
 
         r = job_failure(job);
         /* Once more: what was reached before the failure succeeds. */
@@ -244,11 +246,15 @@ int wait_tokens(gw_job *job, const struct gw_token *tokens, size_t count, bool a
             return r;
         if (ret_time->w1 >= deadline)
             return GW_E_TIMEOUT;
-        if (!nap(job, tokens, count, any,
-                 ret_time->w1 +
-                     clock_slice(ret_time->w1, deadline, slice_for(tokens, count, !empty))))
-            channel_poll(&job->channel); /* an engine that is gone wakes nobody */
+        woken = nap(job, tokens, count, any,
+                    ret_time->w1 +
+                        clock_slice(ret_time->w1, deadline, slice_for(tokens, count, !empty)));
         ret_time->w1 = clock_now();
+        /* An engine that is gone wakes nobody, but signals and others' wakes may do so for ever. */
+        if (!woken || ret_time->w1 - last_look >= SLICE_NS) {
+            channel_poll(&job->channel);
+            last_look = ret_time->w1;
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 /*
  * Tokens against the shared pages. A token is reached once its 64-bit word is >= its value; a
  * waiter sleeps on the engine page's wake word, or on the job page's, in slices; after one that
- * nobody ended it looks after the socket.
+ * nobody ended, and after 200 ms of others, it looks after the socket.
  *
  *   engine: word = value; wake++; if (waiting > 0) FUTEX_WAKE(wake)
  *   client: waiting++; w = wake; word still too low? FUTEX_WAIT(wake, w); waiting--

@@ -562,6 +562,41 @@ def test_a_dead_engine_ends_every_wait(where, daemon):
     assert second[1][0][0] == "GW_E_ENGINE_LOST"
 
 
+def interrupted_rank(rank, where):
+    """Signals end each nap of the wait, none ends by time. Rank 1 never comes to the barrier."""
+    job = attach(rank, 2, where)
+    token, handled, got = None, [], None
+    if rank == 0:
+        token = job._op("gw_barrier")
+        signal.signal(signal.SIGALRM, lambda *_: handled.append(1))
+        signal.siginterrupt(signal.SIGALRM, True)
+        signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)
+        until(lambda: handled, what="a signal")
+    flag(where, f"ready{rank}")
+    if rank == 0:
+        got = timed(job.wait, token, 60 * S)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        flag(where, "over")
+    await_flag(where, "over", 120)
+    job.close()
+    return got
+
+
+def test_a_dead_engine_ends_a_wait_that_signals_interrupt(where, daemon):
+    ranks = gw.Ranks(2, interrupted_rank, where)
+    for rank in range(2):
+        await_flag(where, f"ready{rank}")
+    (engine,) = daemon.engines()
+    killed = time.monotonic()
+    os.kill(engine, signal.SIGKILL)
+    (kind, got), second = ranks.join(150 * SLOWER)
+    assert kind == "ok" and second == ("ok", None), (got, second)
+    name, _, at = got
+    print(f"typed error after {at - killed:.3f} s")
+    assert name == "GW_E_ENGINE_LOST"
+    assert at - killed < BOUND_S
+
+
 # ---- GRADWIRE_DEBUG=guard ------------------------------------------------------------------------
 
 PAGE = os.sysconf("SC_PAGESIZE")
