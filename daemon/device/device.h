@@ -157,7 +157,7 @@ struct device_ops {
      * job is on it, which NCCL refuses), GW_E_MISMATCH (the rank was on another). */
     int (*place)(struct device *device, uint32_t rank, const struct device_place *place,
                  char text[GW_TEXT_MAX + 1]);
-    /* A rank is joining from this process: threads that run works, all of the engine's, will be
+    /* A rank has joined from this process: threads that run works, all of the engine's, will be
      * where ranks may be. Every time, after place. NULL: works do not run on the host. */
     void (*beside)(struct device *device, uint32_t rank, pid_t pid);
     /* Where they and memory are, since the last beside; place_error of memory (0: none). NULL, or

@@ -467,17 +467,12 @@ static int place_once(struct job *job, uint32_t rank, const struct device_place 
 }
 
 int job_place(struct job *job, uint32_t rank, uint32_t world, const struct device_place *place,
-              pid_t pid, char text[GW_TEXT_MAX + 1])
+              char text[GW_TEXT_MAX + 1])
 {
-    int r;
-
     text[0] = 0;
     if (world != job->config.world || rank >= world || is_taken(job, rank))
         return 0;
-    r = place_once(job, rank, place, text);
-    if (r == 0 && job->config.device_ops->beside)
-        job->config.device_ops->beside(job->config.device, rank, pid);
-    return r;
+    return place_once(job, rank, place, text);
 }
 
 int job_lend(struct job *job, struct device_memory *page)
@@ -496,7 +491,11 @@ int job_join(struct job *job, uint64_t now_ns, uint32_t rank, uint32_t world, ui
 
 void job_attach(struct job *job, uint32_t rank, const struct job_port *port)
 {
+    const struct device_ops *ops = job->config.device_ops;
+
     job->ports[rank] = *port;
+    if (ops->beside)
+        ops->beside(job->config.device, rank, port->pid);
 }
 
 /* Several nodes: ops that the log brings before it says that the rank has gone name its buffers,

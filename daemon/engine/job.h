@@ -71,6 +71,7 @@ struct job_port {
     const struct gw_client_page *client;
     const struct device_memory *waits; /* of the ops; NULL: the client has no streams */
     uint64_t identity;                 /* of the client: no two of a job have the same */
+    pid_t pid;                         /* of the client; 0: in another PID namespace */
 };
 
 /* All calls below that return int: 0, or < 0: the engine cannot go on and must end. */
@@ -78,16 +79,17 @@ int job_new(const struct job_config *config, struct job **ret_job);
 /* Ends what the device still runs; the device itself stays. */
 struct job *job_free(struct job *job);
 
-/* Before job_join: where the rank, the process pid, computes. 0; or why it may not, with text:
+/* Before job_join: where the rank computes. 0; or why it may not, with text:
  * GW_E_MISMATCH, or as the device says it. A join that the core will refuse anyway changes
  * nothing. */
 int job_place(struct job *job, uint32_t rank, uint32_t world, const struct device_place *place,
-              pid_t pid, char text[GW_TEXT_MAX + 1]);
+              char text[GW_TEXT_MAX + 1]);
 /* Before job_join: the device's streams reach the page until job_discard. */
 int job_lend(struct job *job, struct device_memory *page);
 int job_join(struct job *job, uint64_t now_ns, uint32_t rank, uint32_t world, uint32_t request,
              uint64_t cookie);
-/* After the reply JOINED: signals for the rank go to these pages. */
+/* In the reply JOINED: signals for the rank go to these pages, and threads that work for it move
+ * beside its process, before its memory is made. */
 void job_attach(struct job *job, uint32_t rank, const struct job_port *port);
 /* The rank's connection is gone: its pages are not touched any more by ops launched from now on.
  * Its registered buffers are freed once no op uses them. */

@@ -66,7 +66,7 @@ static void join(struct session *session, uint32_t rank, uint32_t world,
     char text[GW_TEXT_MAX + 1];
     int r;
 
-    r = job_place(engine->job, rank, world, place, session->pid, text);
+    r = job_place(engine->job, rank, world, place, text);
     if (r < 0) {
         session_send_done(session, request, r, "%s", text);
         return;
@@ -415,7 +415,8 @@ void join_reply(struct session *session, uint32_t rank, const struct wire_msg *m
     struct job_port port = {.engine = session->engine_page->base,
                             .client = session->client_page->base,
                             .waits = session->wait_page,
-                            .identity = session->identity};
+                            .identity = session->identity,
+                            .pid = session->pid};
     int page = -1;
 
     if (msg->type == WIRE_JOINED) {

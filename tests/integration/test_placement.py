@@ -83,18 +83,44 @@ def test_threads_stay_where_the_jobs_client_may_be(real, one_processor):
         daemon.assert_idle()
 
 
+def ask_to_join(daemon, secret):
+    """(connection, answer) of one more client, as rank 1 of 2."""
+    late = wire.Connection.to(daemon.socket)
+    late.send(wire.hello(bytes.fromhex(shown(daemon)["tag"])))
+    for fd in late.receive().fds:
+        os.close(fd)
+    return late, late.ask("JOIN", {1: secret, 2: 1, 3: 2})
+
+
 def test_ranks_elsewhere_widen_it(real, one_processor):
     with real() as daemon:
         os.sched_setaffinity(daemon.pid, OWN)
         client, pid, secret = create_job(daemon)
         os.sched_setaffinity(0, {OWN[0]})
-        late = wire.Connection.to(daemon.socket)
-        late.send(wire.hello(bytes.fromhex(shown(daemon)["tag"])))
-        for fd in late.receive().fds:
-            os.close(fd)
-        assert late.ask("JOIN", {1: secret, 2: 1, 3: 2}).type == "JOINED"
+        late, answer = ask_to_join(daemon, secret)
+        assert answer.type == "JOINED"
         assert all(cpus == one_processor | {OWN[0]} for cpus in threads(pid))
         late.close()
+        client.close()
+        daemon.assert_idle()
+
+
+def test_who_is_refused_moves_nothing(real, one_processor):
+    with real() as daemon:
+        os.sched_setaffinity(daemon.pid, OWN)
+        client, pid, secret = create_job(daemon)
+        left, answer = ask_to_join(daemon, secret)
+        assert answer.type == "JOINED"
+        left.send(wire.frame("LEAVE"))
+        left.close()
+        os.sched_setaffinity(0, {OWN[0]})
+
+        def refused():
+            late, answer = ask_to_join(daemon, secret)
+            late.close()
+            return answer.code == "STATE"  # DUPLICATE until LEAVE is read
+        until(refused)
+        assert all(cpus == one_processor for cpus in threads(pid))
         client.close()
         daemon.assert_idle()
 
