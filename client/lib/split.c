@@ -5,10 +5,10 @@
 #include "client/lib/err.h"
 #include "gradwire/errors.h"
 
-/* Disjoint waits of one step before neighbours are joined: each wait beyond looks at all of them
- * (256 took 0.25 us), and a job of collectives alone never ends a step. What is lost is the
- * smallest gaps, and only from a wait that another thread began before them. */
-#define STEP_WAITS 32
+/* Disjoint waits of one step before neighbours are joined; a job of collectives alone never ends a
+ * step. What is lost is the smallest gaps, and only from a wait that another thread began before
+ * them. */
+#define STEP_WAITS 256
 
 int split_init(struct split *split)
 {

@@ -81,15 +81,51 @@ static uint64_t gap_after(const struct intervals *set, size_t at)
     return set->list[at + 1].start - set->list[at].end;
 }
 
+static size_t gaps_below(const struct intervals *set, uint64_t bound)
+{
+    size_t below = 0;
+
+    for (size_t i = 0; i + 1 < set->count; i++)
+        below += gap_after(set, i) < bound;
+    return below;
+}
+
+/* The smallest length such that `count` gaps are not longer. */
+static uint64_t gap_limit(const struct intervals *set, size_t count)
+{
+    uint64_t low = 0, high = 0, middle;
+
+    for (size_t i = 0; i + 1 < set->count; i++)
+        if (gap_after(set, i) > high)
+            high = gap_after(set, i);
+    while (low < high) {
+        middle = low + (high - low) / 2;
+        if (gaps_below(set, middle + 1) >= count)
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    return low;
+}
+
+/* Of gaps of one length the earliest go. */
 static void join_nearest(struct intervals *set)
 {
-    size_t best = 0;
+    size_t joins = set->count / 4 > 0 ? set->count / 4 : 1, kept = 0, ties;
+    uint64_t limit = gap_limit(set, joins);
 
-    for (size_t i = 1; i + 1 < set->count; i++) {
-        if (gap_after(set, i) < gap_after(set, best))
-            best = i;
+    ties = joins - gaps_below(set, limit);
+    for (size_t i = 0; i + 1 < set->count; i++) {
+        const struct interval next = set->list[i + 1];
+        uint64_t gap = next.start - set->list[kept].end;
+        if (gap < limit || (gap == limit && ties > 0)) {
+            ties -= gap == limit;
+            set->list[kept].end = next.end;
+        } else {
+            set->list[++kept] = next;
+        }
     }
-    replace(set, best, 2, (struct interval){set->list[best].start, set->list[best + 1].end});
+    set->count = kept + 1;
 }
 
 /* Always leaves room for one more. False: no memory, which makes the capacity smaller. */

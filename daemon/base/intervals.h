@@ -4,8 +4,9 @@
  * thread per object.
  *
  * Lengths are taken after uniting, so nothing is counted twice. Memory is bounded: when `capacity`
- * disjoint intervals are held, adding one more joins the two neighbours with the smallest gap; by
- * that gap the total is then too long.
+ * disjoint intervals are held, adding one more joins the neighbours with the smallest gaps, a
+ * quarter of all (so that they are looked for once in many times), at least one; by those gaps the
+ * total is then too long.
  */
 #ifndef GW_BASE_INTERVALS_H
 #define GW_BASE_INTERVALS_H

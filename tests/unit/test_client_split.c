@@ -102,6 +102,26 @@ static void short_waits_without_end_lose_nothing(void **state)
     expect(10ull * WAITS, 5ull * WAITS, 20ull * WAITS, 5ull * WAITS);
 }
 
+/* One thread waits 200 times for 40 ticks, 60 apart; another all the time, for an op that starts in
+ * the middle: 20,000 ticks, of which 12,000 are in no short wait, 6,000 of those before it starts.
+ */
+static void a_long_wait_is_split_between_many_short_ones(void **state)
+{
+    enum { WAITS = 200, EVERY = 100, LONG = 40 };
+    struct wait_op all = {.ready = 1, .started = WAITS * EVERY / 2 + 1, .done = WAITS * EVERY + 1};
+
+    (void)state;
+    for (int64_t i = 0; i < WAITS; i++) {
+        uint64_t at = (uint64_t)(1 + i * EVERY);
+        struct wait_op op = {.ready = at, .started = at, .done = at + LONG};
+
+        split_add(&split, (int64_t)at, (int64_t)at + LONG, &op, 1);
+    }
+    expect(0, 0, 8000, 0);
+    split_add(&split, 1, WAITS * EVERY + 1, &all, 1);
+    expect(0, 6000, 14000, 0);
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
 
 int main(void)
@@ -112,6 +132,7 @@ int main(void)
         TEST(ops_over_before_the_wait_make_it_wakeup),
         TEST(a_wait_cut_by_its_deadline_is_split_by_the_next),
         TEST(short_waits_without_end_lose_nothing),
+        TEST(a_long_wait_is_split_between_many_short_ones),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -81,6 +81,33 @@ static void joins_the_nearest_when_full(void **state)
     intervals_free(set);
 }
 
+/* 16 intervals of 10 ticks, then another: of 16 gaps the 4 smallest go, of equal ones the earliest.
+ */
+static void joins_a_quarter_when_full(void **state)
+{
+    static const uint64_t gaps[16] = {9, 5, 7, 5, 9, 5, 3, 9, 9, 5, 9, 9, 9, 9, 9, 9};
+    static const uint64_t starts[13] = {0, 19, 51, 85, 132, 151, 166, 185, 204, 223, 242, 261, 280};
+    const struct interval *list;
+    struct intervals *set;
+    uint64_t at = 0;
+    size_t count;
+
+    (void)state;
+    assert_int_equal(intervals_new(16, &set), 0);
+    for (size_t i = 0; i < 16; i++) {
+        intervals_add(set, at, at + 10);
+        at += 10 + gaps[i];
+    }
+    assert_int_equal(intervals_total(set), 160);
+    intervals_add(set, at, at + 10);
+    assert_int_equal(intervals_total(set), 170 + 5 + 5 + 5 + 3);
+    list = intervals_from(set, 0, &count);
+    assert_int_equal(count, 13);
+    for (size_t i = 0; i < count; i++)
+        assert_int_equal(list[i].start, starts[i]);
+    intervals_free(set);
+}
+
 #define AXIS 64u
 
 static void agrees_with_marked_ticks(void **state)
@@ -202,8 +229,11 @@ static void splits_without_rest(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(unites_before_measuring),  cmocka_unit_test(joins_the_nearest_when_full),
-        cmocka_unit_test(agrees_with_marked_ticks), cmocka_unit_test(splits_by_hand),
+        cmocka_unit_test(unites_before_measuring),
+        cmocka_unit_test(joins_the_nearest_when_full),
+        cmocka_unit_test(joins_a_quarter_when_full),
+        cmocka_unit_test(agrees_with_marked_ticks),
+        cmocka_unit_test(splits_by_hand),
         cmocka_unit_test(splits_without_rest),
     };
 
