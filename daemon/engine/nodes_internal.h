@@ -31,6 +31,7 @@ STAILQ_HEAD(nodes_queue, nodes_event);
 struct nodes_member {
     uint32_t peer; /* of the star; 0: none, or the root itself */
     bool active;   /* takes part; not gone */
+    bool logged;   /* the log knows the number: it is no other node's */
     uint32_t told; /* items of the log that were sent to it */
     char name[GW_LABEL_MAX + 1];
     uint64_t built;    /* how often it has */
@@ -67,7 +68,7 @@ struct nodes {
     /* root */
     struct wire_msg create; /* the job as it was asked for */
     struct nodes_member members[GW_NODES_MAX];
-    uint32_t assigned; /* numbers given to nodes */
+    uint32_t assigned; /* highest number given to a node */
     struct nodes_queue queue;
     bool carrying; /* an event is carried out */
     struct nodes_log_item *items;

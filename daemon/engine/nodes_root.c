@@ -335,6 +335,16 @@ static int come_too_late(const struct nodes *nodes, const char *name, char text[
     return GW_E_LIMIT;
 }
 
+/* One more, or that of a node which left before the log knew it; GW_NODES_MAX: none is left. */
+static uint32_t free_number(const struct nodes *nodes)
+{
+    uint32_t node = 1;
+
+    while (node <= nodes->assigned && (nodes->members[node].peer || nodes->members[node].logged))
+        node++;
+    return node;
+}
+
 static bool may_come(struct nodes *nodes, const struct wire_msg *hello, char text[GW_TEXT_MAX + 1],
                      int *ret_code)
 {
@@ -355,12 +365,17 @@ static bool may_come(struct nodes *nodes, const struct wire_msg *hello, char tex
                  hello->u.star_hello.uid, hello->u.star_hello.name, getuid());
     } else if (!nodes->log_kept) {
         *ret_code = come_too_late(nodes, hello->u.star_hello.name, text);
-    } else if (taking_part >= nodes->create.u.job_create.nodes ||
-               nodes->assigned + 1 >= GW_NODES_MAX) {
+    } else if (taking_part >= nodes->create.u.job_create.nodes) {
         *ret_code = GW_E_LIMIT;
         snprintf(text, GW_TEXT_MAX + 1,
                  "the job was created for %u nodes, and %u take part: node %s is one too many",
                  nodes->create.u.job_create.nodes, taking_part, hello->u.star_hello.name);
+    } else if (free_number(nodes) == GW_NODES_MAX) {
+        *ret_code = GW_E_LIMIT;
+        snprintf(text, GW_TEXT_MAX + 1,
+                 "%u nodes have come to the job and most have left again, before it formed: there "
+                 "is no number for node %s; start a new job",
+                 GW_NODES_MAX - 1, hello->u.star_hello.name);
     } else {
         return true;
     }
@@ -372,16 +387,19 @@ static void on_hello(struct nodes *nodes, uint32_t peer, const struct wire_msg *
     const struct wire_msg *create = &nodes->create;
     struct wire_msg msg = {.type = WIRE_STAR_WELCOME};
     char text[GW_TEXT_MAX + 1];
+    uint32_t node;
     int code;
 
     if (!may_come(nodes, hello, text, &code)) {
         send_away(nodes, peer, code, text);
         return;
     }
-    nodes->members[++nodes->assigned].peer = peer;
-    memcpy(nodes->table.at[nodes->assigned].name, hello->u.star_hello.name,
-           sizeof(nodes->table.at[0].name));
-    msg.u.star_welcome.node = nodes->assigned;
+    node = free_number(nodes);
+    if (node > nodes->assigned)
+        nodes->assigned = node;
+    nodes->members[node].peer = peer;
+    memcpy(nodes->table.at[node].name, hello->u.star_hello.name, sizeof(nodes->table.at[0].name));
+    msg.u.star_welcome.node = node;
     msg.u.star_welcome.sent_ns = hello->u.star_hello.sent_ns;
     msg.u.star_welcome.now_ns = now_ns();
     msg.u.star_welcome.world = create->u.job_create.world;
@@ -401,7 +419,7 @@ void root_node(struct nodes *nodes, const struct wire_msg *msg)
     struct nodes_member *member = &nodes->members[node];
 
     member->told = 0;
-    member->active = true;
+    member->active = member->logged = true;
     member->built = nodes->members[0].built;
     engine_fault(nodes->engine, publish_msg(nodes, msg));
     nodes_note(nodes, msg);

@@ -146,5 +146,10 @@ class StarNode:
                 self.say_bytes()  # a beat for a beat
         return wire.Message(self.waiting.pop(0))
 
+    def end(self):
+        """With a BYE: the node is lost at once."""
+        self.sock.sendall(self.stream_out.seal(b"\5\1"))
+        self.close()
+
     def close(self):
         self.sock.close()

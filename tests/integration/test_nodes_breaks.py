@@ -439,3 +439,25 @@ def test_a_node_that_lies_ends_its_job_at_most(make_nodes, tmp_path):
                                           "GW_E_STATE"), (lie.__name__, results, daemon.log())
         assert lived, (lie.__name__, daemon.log())
         daemon.assert_idle()
+
+
+def test_a_number_that_the_log_does_not_know_is_given_again(make_nodes, tmp_path):
+    (daemon,) = make_nodes(1)
+    place = Place([daemon], (0,), tmp_path)
+    job = gw.Job(0, 2, id_path=place.id_path, socket=place.sockets[0], linger_ns=0, nodes=2)
+
+    def next_node():
+        try:
+            return StarNode(place.id())
+        except AssertionError:  # the last one is counted yet
+            return None
+
+    for takes_part, number in ((False, 1), (False, 1), (True, 1), (True, 2), (False, 3)):
+        node = until(next_node, what="room for a node")
+        assert node.number == number
+        if takes_part:
+            take_part(node)
+            until(lambda: node.hear().type == "STAR_NODE" or None, what="it is in the log")
+        node.end()
+    job.close()
+    daemon.assert_idle()
