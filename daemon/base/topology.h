@@ -15,7 +15,7 @@
 #define CPUS_WORDS (CPUS_MAX / 64u)
 #define TOPOLOGY_NODES_MAX 32u
 #define TOPOLOGY_NUMBERS 64u /* NUMA nodes are numbered below: sets of them are one word */
-#define TOPOLOGY_TEXT_BYTES 4096u
+#define TOPOLOGY_TEXT_BYTES 8192u /* more than 1,024 processors by themselves take */
 
 /* Bit i of word i / 64, as in cpu_set_t on 64-bit machines. */
 struct cpus {

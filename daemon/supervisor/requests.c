@@ -16,6 +16,8 @@
 #include "daemon/supervisor/log.h"
 #include "daemon/supervisor/supervisor.h"
 
+#define STATUS_NODES_MAX 464 /* bytes of NUMA nodes that STATUS shows */
+
 /* One try: who does not take the reply is gone. */
 static void reply(struct peer *peer, const struct wire_msg *msg)
 {
@@ -135,8 +137,9 @@ static void handle_status(struct peer *peer, uint32_t request)
                        sup->topology[0] != '\0' ? "placement = off"
                                                 : "no topology of this node could be had");
     else
-        (void)snprintf(msg.u.status.placement, sizeof(msg.u.status.placement), "NUMA nodes %.*s",
-                       (int)GW_TEXT_MAX - 16, sup->topology);
+        (void)snprintf(msg.u.status.placement, sizeof(msg.u.status.placement), "NUMA nodes %.*s%s",
+                       STATUS_NODES_MAX, sup->topology,
+                       strlen(sup->topology) > STATUS_NODES_MAX ? "..." : "");
     msg.u.status.pid = (uint32_t)getpid();
     msg.u.status.draining = sup->draining;
     msg.u.status.jobs = engines_count(sup);

@@ -52,6 +52,20 @@ def test_nodes_are_hwlocs_and_reach_the_engine(real, synthetic, nodes):
         daemon.assert_idle()
 
 
+def test_status_says_that_it_shows_a_part(real):
+    """Neighbours on two nodes: every processor is a number of its own."""
+    nodes = " ".join(f"{n}:" + ",".join(map(str, range(n, 512, 2))) for n in range(2))
+    with real("numa:2 core:256 pu:1(indexes=256*2:1*256)") as daemon:
+        shown_nodes = daemon.status()["placement"].removeprefix("NUMA nodes ")
+        assert shown_nodes.endswith("...") and len(shown_nodes) > 400
+        assert nodes.startswith(shown_nodes[:-3])
+        client, pid, _ = create_job(daemon)
+        arguments = command(pid)
+        assert arguments[arguments.index("--topology") + 1] == nodes
+        client.close()
+        daemon.assert_idle()
+
+
 def test_this_nodes_processors_are_found(real):
     with real() as daemon:
         found = daemon.status()["placement"].removeprefix("NUMA nodes ").split(" ")

@@ -53,6 +53,27 @@ static void other_text_is_refused(void **state)
     assert_int_equal(topology.count, 7);
 }
 
+/* Neighbours on other nodes, so that no processor is part of a range: 2,986 digits, 1,023 signs
+ * between; 32 numbers of nodes, of 2 digits, with their signs. */
+static void every_topology_has_room(void **state)
+{
+    struct topology topology = {.count = 0}, again;
+    char text[TOPOLOGY_TEXT_BYTES];
+
+    (void)state;
+    for (uint32_t node = 0; node < TOPOLOGY_NODES_MAX; node++) {
+        struct cpus cpus = {{0}};
+        for (uint32_t cpu = node; cpu < CPUS_MAX; cpu += TOPOLOGY_NODES_MAX)
+            cpus_add(&cpus, cpu);
+        topology_add(&topology, TOPOLOGY_NUMBERS - 1 - node, &cpus);
+    }
+    assert_int_equal(topology_text(&topology, text, sizeof(text)), 0);
+    assert_int_equal(strlen(text), 2986 + 1023 + 64 + 32);
+    assert_int_equal(topology_parse(text, &again), 0);
+    assert_int_equal(again.count, TOPOLOGY_NODES_MAX);
+    assert_memory_equal(&again.node[31].cpus, &topology.node[31].cpus, sizeof(struct cpus));
+}
+
 static void what_does_not_fit_is_told(void **state)
 {
     struct topology topology;
@@ -195,6 +216,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(text_is_read_as_it_is_written),
         cmocka_unit_test(other_text_is_refused),
+        cmocka_unit_test(every_topology_has_room),
         cmocka_unit_test(what_does_not_fit_is_told),
         cmocka_unit_test(threads_and_memory_go_where_ranks_are),
         cmocka_unit_test(memory_alone_is_no_node),
