@@ -257,10 +257,15 @@ static void welcome(struct session *session)
     session_send(session, &msg, fds, 3);
 }
 
-/* Two for each rank, for its last client may be there yet, and some to be sent away. */
+/* Two for each rank, for its last client may be there yet, and some to be sent away. Before the job
+ * is made: who would make it; or, on a node that follows, as many as a job may have ranks, which
+ * come at once. */
 static unsigned sessions_max(const struct engine *engine)
 {
-    unsigned most = 2 * (engine->job ? job_world(engine->job) : GW_RANKS_MAX) + 32;
+    unsigned ranks = engine->job              ? job_world(engine->job)
+                     : engine->options.follow ? GW_RANKS_MAX
+                                              : 0;
+    unsigned most = 2 * ranks + 32;
 
     return most > ENGINE_SESSIONS_LEAST ? most : ENGINE_SESSIONS_LEAST;
 }

@@ -563,6 +563,17 @@ def test_too_many_clients_are_refused(many_descriptors, start):
 
 # ---- memory --------------------------------------------------------------------------------------
 
+def test_too_many_clients_are_refused_before_there_is_a_job(many_descriptors, start):
+    engine = start()
+    clients = [engine.client() for _ in range(200)]
+    welcomes = [client.receive() for client in clients]
+    assert [welcome.type for welcome in welcomes].count("CLOSE") == 200 - 160
+    first = clients[[welcome.type for welcome in welcomes].index("WELCOME")]
+    assert first.ask("JOB_CREATE", {1: 0, 2: 1, 7: "test"}).type == "JOINED"
+    for client in clients:
+        client.close()
+
+
 def test_memory_beyond_the_limit_is_told_and_the_job_goes_on(start):
     engine = start(memory_max=8 << 20)
     client = engine.create()
