@@ -91,12 +91,12 @@ bool star_eased(struct star_peer *peer)
 /* Loop thread, lock held: the engine cannot name it any more. */
 static void forget(struct star *star, struct star_peer *peer)
 {
-    for (struct star_peer **at = &star->named; *at; at = &(*at)->next_named) {
-        if (*at == peer) {
-            *at = peer->next_named;
-            break;
-        }
-    }
+    struct star_peer **at = &star->named[peer->number % STAR_NAMED];
+
+    while (*at && *at != peer)
+        at = &(*at)->next_named;
+    if (*at)
+        *at = peer->next_named;
     peer->forgotten = true;
     star_release(peer);
 }
@@ -304,8 +304,9 @@ static void unmake(struct star *star)
     take_events(star);
     while ((event = next_due(star)) != NULL)
         delivered(star, event);
-    while (star->named)
-        forget(star, star->named);
+    for (uint32_t row = 0; row < STAR_NAMED; row++)
+        while (star->named[row])
+            forget(star, star->named[row]);
 }
 
 static void abandon(struct star *star)
@@ -411,7 +412,7 @@ struct star *star_free(struct star *star)
 /* Lock held. */
 static struct star_peer *named(struct star *star, uint32_t number)
 {
-    struct star_peer *peer = star->named;
+    struct star_peer *peer = star->named[number % STAR_NAMED];
 
     while (peer && peer->number != number)
         peer = peer->next_named;

@@ -31,6 +31,7 @@
 #define STAR_PROOF_NS 2000000000ull
 #define STAR_LEAVE_NS 1000000000ull
 #define STAR_ACK_BYTES (STAR_QUEUE_BYTES / 64)
+#define STAR_NAMED 1024u /* rows: numbers rise one by one, so a row has one peer, or few */
 #define STAR_RECORDS_PER_TURN 16u /* then other connections have their turn */
 #define STAR_IN_BYTES (2 * STAR_SEALED_BYTES(STAR_RECORD_MAX))
 
@@ -48,7 +49,7 @@ struct star_event {
 
 struct star_peer {
     struct star *star;
-    struct star_peer *next_named; /* lock: while the engine may name it */
+    struct star_peer *next_named; /* lock: of its row, while the engine may name it */
     uint32_t number;
     /* Lock. */
     unsigned references; /* the star thread's, the loop thread's, one for each event */
@@ -109,7 +110,7 @@ struct star {
 
     uv_mutex_t lock;
     /* Lock. */
-    struct star_peer *named;
+    struct star_peer *named[STAR_NAMED]; /* by number % STAR_NAMED */
     struct star_event *events, **last_event;
     bool door_closed, ending;
 

@@ -27,8 +27,8 @@ int star_peer_new(struct star *star, uint32_t number, uint64_t session, struct s
     star->peers = peer;
     star->peer_count++;
     uv_mutex_lock(&star->lock);
-    peer->next_named = star->named;
-    star->named = peer;
+    peer->next_named = star->named[number % STAR_NAMED];
+    star->named[number % STAR_NAMED] = peer;
     uv_mutex_unlock(&star->lock);
     *ret_peer = peer;
     return 0;
