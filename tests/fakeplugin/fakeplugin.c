@@ -29,7 +29,7 @@ static struct {
     bool fault_told;
     struct device_config config;
     uint64_t placed;
-    struct device_place places[GW_RANKS_MAX];
+    struct device_place places[GW_GPU_RANKS_MAX];
     void *pages[PAGES_MAX];
     unsigned memories, announced;
     bool formed, sealed;
@@ -76,7 +76,7 @@ static int fake_place(struct device *device, uint32_t rank, const struct device_
         snprintf(text, GW_TEXT_MAX + 1, "rank %u names a GPU that is not here", rank);
         return GW_E_NO_DEVICE;
     }
-    for (uint32_t other = 0; other < GW_RANKS_MAX; other++) {
+    for (uint32_t other = 0; other < GW_GPU_RANKS_MAX; other++) {
         if (fake.placed >> other & 1 && memcmp(&fake.places[other], place, sizeof(*place)) == 0) {
             snprintf(text, GW_TEXT_MAX + 1, "rank %u is on the GPU of rank %u", rank, other);
             return GW_E_BUSY;
