@@ -161,7 +161,8 @@ int job_values(struct job *job, uint32_t rank, uint32_t request, bool read, uint
     struct io *io = &job->span->io[rank];
     char *staging;
 
-    if (bytes > GW_STAGING_BYTES || offset > GW_STAGING_BYTES - bytes || request == 0)
+    if (rank >= job->config.world || request == 0 || bytes > GW_STAGING_BYTES ||
+        offset > GW_STAGING_BYTES - bytes)
         return 0;
     if (!read) {
         if (!job_here(job, rank))
