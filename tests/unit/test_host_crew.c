@@ -115,7 +115,7 @@ struct turns {
 struct lane {
     struct crew *crew;
     struct turns *turns;
-    pthread_t caller;
+    pthread_t thread, caller; /* one written by who starts it, one by itself */
     uint8_t number;
 };
 
@@ -160,10 +160,10 @@ static void helpers_take_turns(void **state)
     assert_int_equal(new_crew(1, &crew), 0);
     for (uint8_t i = 0; i < 2; i++) {
         lanes[i] = (struct lane){.crew = crew, .turns = &turns, .number = i};
-        assert_int_equal(pthread_create(&lanes[i].caller, NULL, run_lane, &lanes[i]), 0);
+        assert_int_equal(pthread_create(&lanes[i].thread, NULL, run_lane, &lanes[i]), 0);
     }
     for (uint32_t i = 0; i < 2; i++)
-        pthread_join(lanes[i].caller, NULL);
+        pthread_join(lanes[i].thread, NULL);
     for (uint32_t i = 0; i < 2 * (LONG_WORK - 1); i++) {
         run = i > 0 && turns.of[i] == turns.of[i - 1] ? run + 1 : 1;
         if (left[!turns.of[i]] > 0) {
