@@ -38,6 +38,14 @@ def command(pid):
     return pathlib.Path(f"/proc/{pid}/cmdline").read_text().split("\0")
 
 
+def assert_engine_is_given(daemon, nodes):
+    client, pid, _ = create_job(daemon)
+    arguments = command(pid)
+    assert arguments[arguments.index("--topology") + 1] == nodes
+    client.close()
+    daemon.assert_idle()
+
+
 @pytest.mark.parametrize("synthetic, nodes", [
     ("numa:2 core:4 pu:2", "0:0-7 1:8-15"), ("numa:1 core:3 pu:1", "0:0-2"),
     ("pack:2 numa:2 core:1 pu:2", "0:0-1 1:2-3 2:4-5 3:6-7")])
@@ -45,11 +53,7 @@ def test_nodes_are_hwlocs_and_reach_the_engine(real, synthetic, nodes):
     with real(synthetic) as daemon:
         assert daemon.status()["placement"] == f"NUMA nodes {nodes}"
         assert f"placement  NUMA nodes {nodes}" in daemon.ctl("status").stdout
-        client, pid, _ = create_job(daemon)
-        arguments = command(pid)
-        assert arguments[arguments.index("--topology") + 1] == nodes
-        client.close()
-        daemon.assert_idle()
+        assert_engine_is_given(daemon, nodes)
 
 
 def test_status_says_that_it_shows_a_part(real):
@@ -59,11 +63,7 @@ def test_status_says_that_it_shows_a_part(real):
         shown_nodes = daemon.status()["placement"].removeprefix("NUMA nodes ")
         assert shown_nodes.endswith("...") and len(shown_nodes) > 400
         assert nodes.startswith(shown_nodes[:-3])
-        client, pid, _ = create_job(daemon)
-        arguments = command(pid)
-        assert arguments[arguments.index("--topology") + 1] == nodes
-        client.close()
-        daemon.assert_idle()
+        assert_engine_is_given(daemon, nodes)
 
 
 def test_this_nodes_processors_are_found(real):

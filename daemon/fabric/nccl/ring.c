@@ -200,13 +200,23 @@ void nccl_ring_reduce_scatter(struct nccl_part *part)
                                       .partials = op->partials != NULL});
 }
 
+static void add_up(struct nccl_part *part, const void *in, void *to, uint64_t count)
+{
+    ncclComm_t comm = comm_of(part);
+
+    if (!part->failed)
+        settle(part,
+               ncclAllReduce(in, to, count, type_of(part->op->op.in_dtype), ncclSum, comm,
+                             part->native->stream),
+               "ncclAllReduce");
+}
+
 /* The sum alone: to `out`, or by pieces through scratch, then scaled. */
 static void all_reduce(struct nccl_part *part, uint64_t total, uint64_t piece)
 {
     const struct core_op *what = &part->op->op;
     uint64_t size = gw_dtype_bytes(what->out_dtype);
     char *out = part->op->out[part->index];
-    ncclComm_t comm = comm_of(part);
 
     for (uint64_t at = 0; at < total && !part->failed; at += piece) {
         uint64_t count = total - at < piece ? total - at : piece;
@@ -214,10 +224,7 @@ static void all_reduce(struct nccl_part *part, uint64_t total, uint64_t piece)
         const void *in = input(part, at, count);
         if (part->failed)
             return;
-        settle(part,
-               ncclAllReduce(in, to, count, type_of(what->in_dtype), ncclSum, comm,
-                             part->native->stream),
-               "ncclAllReduce");
+        add_up(part, in, to, count);
         if (aside(what))
             finish(part, &(struct finish){.from = to,
                                           .out = out + at * size,
@@ -236,14 +243,10 @@ static void reduce_in_place(struct nccl_part *part)
     const struct core_op *what = &op->op;
     uint64_t size = gw_dtype_bytes(what->in_dtype), total = what->world * what->numel;
     char *in = (char *)(uintptr_t)op->in[part->index];
-    ncclComm_t comm = comm_of(part);
 
+    add_up(part, in, in, total);
     if (part->failed)
         return;
-    settle(part,
-           ncclAllReduce(in, in, total, type_of(what->in_dtype), ncclSum, comm,
-                         part->native->stream),
-           "ncclAllReduce");
     part->moved = input_bytes(op, what->numel) + total * size;
     finish(part, &(struct finish){.from = in + part->index * what->numel * size,
                                   .out = op->out[part->index],
