@@ -400,7 +400,7 @@ struct gw_span {
     float *params;        /* write only between update begin (reached) and commit; the master,
                            * where parameters are fp16 or bf16 */
     const void *grads;    /* reduced gradient, from the verdict to commit; in stages 0-1 until a
-                             gradient of the next step is declared, if that is earlier */
+                           * gradient of the next step is declared, if that is earlier */
     uint32_t grads_dtype; /* enum gw_dtype; fp32 unless accum_as_grads */
 };
 GW_API int gw_shard_spans(gw_job *job, const struct gw_span **ret_spans, uint32_t *ret_count);
